@@ -1,0 +1,156 @@
+"""API keys: issue, authenticate, pause, revoke. The only writer of ApiKey.
+
+A key is `sk-bk-` + 32 base62 characters of randomness + 6 base62 characters of the CRC-32 of all
+before (beyond-the-page.md section 2). Stored is its SHA-256, never the key: with 190 random bits
+there is nothing to guess, so a slow hash would protect nothing and cost every request.
+"""
+
+import hashlib
+import secrets
+import string
+import zlib
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db import IntegrityError
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from billing.models import ApiKey, Organization
+
+_BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_RANDOM_LENGTH = 32
+_CHECKSUM_LENGTH = 6
+_LAST_USED_EVERY = timedelta(minutes=1)
+
+
+class KeyRefused(Exception):
+    """Base of what `authenticate` raises."""
+
+
+class KeyInvalid(KeyRefused):
+    """Missing, malformed, unknown, revoked or expired: one answer for all, so nothing leaks."""
+
+
+class KeyPaused(KeyRefused):
+    """The key is paused."""
+
+
+class OrganizationSuspended(KeyRefused):
+    """The organization is suspended; the text is the operator's reason, perhaps empty."""
+
+
+class KeyNameTaken(Exception):
+    """The organization has a live key of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls: a key that was good when it was looked up, and its organization."""
+
+    key_id: int
+    organization_id: int
+    allowed_models: frozenset[str]
+    max_in_flight: int
+    expires_at: datetime | None
+
+
+def _checksum(text: str) -> str:
+    number, digits = zlib.crc32(text.encode()), []
+    for _ in range(_CHECKSUM_LENGTH):
+        number, digit = divmod(number, 62)
+        digits.append(_BASE62[digit])
+    return "".join(reversed(digits))
+
+
+def is_well_formed(secret: str) -> bool:
+    """Tell whether `secret` has the form and the checksum of a key, without any look-up."""
+    prefix = settings.KILN_KEY_PREFIX
+    return (
+        len(secret) == len(prefix) + _RANDOM_LENGTH + _CHECKSUM_LENGTH
+        and secret.isascii()
+        and secret.startswith(prefix)
+        and _checksum(secret[:-_CHECKSUM_LENGTH]) == secret[-_CHECKSUM_LENGTH:]
+    )
+
+
+def digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def issue(
+    *, organization: Organization, name: str, created_by: Any = None, **fields: Any
+) -> tuple[ApiKey, str]:
+    """Make a key and return it with its secret, which exists nowhere else from then on.
+
+    `fields` are expires_at and allowed_models. Raises KeyNameTaken.
+    """
+    body = settings.KILN_KEY_PREFIX + "".join(
+        secrets.choice(_BASE62) for _ in range(_RANDOM_LENGTH)
+    )
+    secret = body + _checksum(body)
+    try:
+        key = ApiKey.objects.create(
+            organization=organization,
+            name=name,
+            digest=digest(secret),
+            prefix=settings.KILN_KEY_PREFIX,
+            last4=secret[-4:],
+            created_by=created_by,
+            **fields,
+        )
+    except IntegrityError:
+        raise KeyNameTaken(f"{organization} has a live key named {name!r}.") from None
+    return key, secret
+
+
+def authenticate(secret: str) -> tuple[Caller, ApiKey]:
+    """Return who calls with this key. Raises KeyInvalid, KeyPaused or OrganizationSuspended."""
+    if not is_well_formed(secret):
+        raise KeyInvalid
+    key = ApiKey.objects.select_related("organization").filter(digest=digest(secret)).first()
+    if key is None:
+        raise KeyInvalid
+    refuse_unusable(key)
+    _note_use(key)
+    organization = key.organization
+    caller = Caller(
+        key_id=key.pk,
+        organization_id=organization.pk,
+        allowed_models=frozenset(key.allowed_models),
+        max_in_flight=organization.max_in_flight,
+        expires_at=key.expires_at,
+    )
+    return caller, key
+
+
+def refuse_unusable(key: ApiKey) -> None:
+    """Raise what `authenticate` says of a key that was revoked, expired, paused or suspended."""
+    if key.revoked_at or (key.expires_at and key.expires_at <= timezone.now()):
+        raise KeyInvalid
+    if key.paused_at:
+        raise KeyPaused
+    if key.organization.status == Organization.Status.SUSPENDED:
+        raise OrganizationSuspended(key.organization.status_reason)
+
+
+def revoke(key: ApiKey) -> None:
+    """End the key for good; its next request gets 401 in every process."""
+    ApiKey.objects.filter(pk=key.pk, revoked_at__isnull=True).update(revoked_at=Now())
+
+
+def pause(key: ApiKey) -> None:
+    ApiKey.objects.filter(pk=key.pk, paused_at__isnull=True).update(paused_at=Now())
+
+
+def resume(key: ApiKey) -> None:
+    ApiKey.objects.filter(pk=key.pk).update(paused_at=None)
+
+
+def _note_use(key: ApiKey) -> None:
+    # Once a minute is enough for "last used", and a write per request would not be.
+    now = timezone.now()
+    if key.last_used_at is None or key.last_used_at < now - _LAST_USED_EVERY:
+        ApiKey.objects.filter(pk=key.pk).update(last_used_at=now)

@@ -1,0 +1,285 @@
+"""Usage events: admit, settle, close what was lost. The only writer of UsageEvent.
+
+An event in flight is the slot, the hold and the audit record in one row. It is committed before
+the request is forwarded, and leaves `in_flight` once:
+
+    in_flight -> succeeded | cancelled | failed | lost        lost -> succeeded | cancelled
+
+`admit` and `settle` take batches, under the locks of `ledger.locked_accounts`; one is a batch of
+one. Never decides what a request is worth by itself: tokens come from the gateway's meter, prices
+from the event.
+"""
+
+import uuid
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from django.db.models import Count, QuerySet, Sum
+from django.utils import timezone
+
+from billing import keys, ledger, pricing
+from billing.models import ApiKey, CreditAccount, Organization, UsageEvent
+from billing.pricing import Prices
+from billing.workers import is_dead_for, is_live
+
+State = UsageEvent.State
+UsageSource = UsageEvent.UsageSource
+
+# A worker may be silent for this long and still settle what it ran (a pause, a database away).
+LOST_AFTER = timedelta(seconds=120)
+
+_SETTLED_FIELDS = [
+    "state",
+    "finished_at",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "reasoning_tokens",
+    "usage_source",
+    "cost",
+    "status_code",
+    "error",
+    "anomaly",
+    "finish_reason",
+    "latency_ms",
+    "time_to_first_token_ms",
+]
+
+
+class NotAdmitted(Exception):
+    """Base of what keeps a request of a good key from running: nothing is held or billed."""
+
+
+class InsufficientCredits(NotAdmitted):
+    def __init__(self, standing: "Standing") -> None:
+        super().__init__(standing)
+        self.standing = standing
+
+
+class TooManyInFlight(NotAdmitted):
+    def __init__(self, standing: "Standing") -> None:
+        super().__init__(standing)
+        self.standing = standing
+
+
+@dataclass(slots=True)
+class Standing:
+    """What an organization has and has running, in USD and requests, at one moment."""
+
+    balance: Decimal
+    overdraft_limit: Decimal
+    max_in_flight: int
+    held: Decimal = Decimal(0)
+    in_flight: int = 0
+
+    @property
+    def available(self) -> Decimal:
+        return self.balance + self.overdraft_limit - self.held
+
+    def refuse_one_more(self) -> None:
+        """Raise InsufficientCredits or TooManyInFlight if one more request may not run.
+
+        The request's own hold is not counted, so that the last picodollar can be spent; the
+        overdraft stays bounded by what is in flight (rulings.md 18).
+        """
+        if self.available <= 0:
+            raise InsufficientCredits(self)
+        if self.in_flight >= self.max_in_flight:
+            raise TooManyInFlight(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that asks to run. `hold` is in USD; prices are those it will be billed at."""
+
+    generation_id: uuid.UUID
+    organization_id: int
+    key_id: int
+    worker_id: uuid.UUID
+    model: str
+    backend: str
+    streamed: bool
+    prices: Prices
+    hold: Decimal
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How a request ended. Carries all of the event, so a row that was lost is made again."""
+
+    admission: Admission
+    state: str
+    finished_at: datetime
+    status_code: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int | None = None
+    usage_source: str = UsageSource.NONE
+    error: str = ""
+    anomaly: str = ""
+    finish_reason: str = ""
+    latency_ms: int | None = None
+    time_to_first_token_ms: int | None = None
+
+    @property
+    def cost(self) -> Decimal:
+        """The cost in USD; customers never pay for a request that failed (section 7)."""
+        if self.state not in {State.SUCCEEDED, State.CANCELLED}:
+            return Decimal(0)
+        return pricing.cost(self, self.admission.prices)
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What `close_lost` closed."""
+
+    generation_ids: list[uuid.UUID] = field(default_factory=list)
+
+
+def standing(organization_id: int) -> Standing:
+    """Return what the organization has, held and in flight now, exactly."""
+    account = CreditAccount.objects.select_related("organization").get(pk=organization_id)
+    return _standings({organization_id: account}, [account.organization])[organization_id]
+
+
+def admit(
+    admissions: Sequence[Admission], accounts: dict[int, CreditAccount]
+) -> list[NotAdmitted | keys.KeyRefused | None]:
+    """Open an event for each request that may run; return per request None or why not.
+
+    Key and organization are read again here, under the lock: what was revoked, paused or
+    suspended a moment ago is refused now, whatever a cache said.
+    """
+    callers = ApiKey.objects.select_related("organization").in_bulk(
+        {admission.key_id for admission in admissions}
+    )
+    standings = _standings(accounts, [key.organization for key in callers.values()])
+    answers: list[NotAdmitted | keys.KeyRefused | None] = []
+    opened: list[UsageEvent] = []
+    for admission in admissions:
+        key, organization = callers.get(admission.key_id), standings.get(admission.organization_id)
+        try:
+            if key is None or organization is None:
+                raise keys.KeyInvalid
+            keys.refuse_unusable(key)
+            organization.refuse_one_more()
+        except (NotAdmitted, keys.KeyRefused) as refusal:
+            answers.append(refusal)
+            continue
+        organization.in_flight += 1
+        organization.held += admission.hold
+        opened.append(_event(admission))
+        answers.append(None)
+    UsageEvent.objects.bulk_create(opened)
+    return answers
+
+
+def settle(
+    settlements: Sequence[Settlement], accounts: dict[int, CreditAccount]
+) -> list[Decimal | None]:
+    """Close the event of each settlement, charge its cost, and return what was deducted, in USD.
+
+    Safe to repeat: None stands for a settlement that changed nothing because its event was
+    closed before.
+    """
+    ids = [settlement.admission.generation_id for settlement in settlements]
+    states = dict(UsageEvent.objects.filter(pk__in=ids).values_list("pk", "state"))
+    deducted: list[Decimal | None] = []
+    closed: list[UsageEvent] = []
+    for settlement in settlements:
+        generation_id = settlement.admission.generation_id
+        if not _may_close(states.get(generation_id), settlement.state):
+            deducted.append(None)
+            continue
+        states[generation_id] = settlement.state
+        event = _event(settlement.admission)
+        for name in _SETTLED_FIELDS:
+            setattr(event, name, getattr(settlement, name))
+        closed.append(event)
+        deducted.append(event.cost)
+    UsageEvent.objects.bulk_create(
+        closed, update_conflicts=True, unique_fields=["id"], update_fields=_SETTLED_FIELDS
+    )
+    ledger.charge(closed, accounts)
+    return deducted
+
+
+def close_lost(*, after: timedelta = LOST_AFTER) -> Lost:
+    """Close as lost what workers left behind that have been silent for `after`: cost 0."""
+    return _lose(UsageEvent.objects.filter(is_dead_for(after), state=State.IN_FLIGHT))
+
+
+def in_flight_of(worker_id: uuid.UUID) -> list[uuid.UUID]:
+    return list(
+        UsageEvent.objects.filter(worker=worker_id, state=State.IN_FLIGHT).values_list(
+            "pk", flat=True
+        )
+    )
+
+
+def close_abandoned(generation_ids: Collection[uuid.UUID]) -> Lost:
+    """Close as lost those of these events that are still in flight: nobody will settle them."""
+    return _lose(UsageEvent.objects.filter(pk__in=generation_ids, state=State.IN_FLIGHT))
+
+
+def _lose(events: QuerySet[UsageEvent]) -> Lost:
+    found = list(events.values_list("pk", "organization_id"))
+    if not found:
+        return Lost()
+    with ledger.locked_accounts(organization for _, organization in found):
+        # The state is asked again under the lock: a settlement may have come first.
+        still = UsageEvent.objects.filter(pk__in=[pk for pk, _ in found], state=State.IN_FLIGHT)
+        lost = list(still.values_list("pk", flat=True))
+        still.update(state=State.LOST, finished_at=timezone.now(), error="worker_lost")
+    return Lost(lost)
+
+
+def _may_close(state: str | None, to: str) -> bool:
+    if state == State.LOST:
+        return to in {State.SUCCEEDED, State.CANCELLED}
+    return state in {State.IN_FLIGHT, None}
+
+
+def _standings(
+    accounts: dict[int, CreditAccount], organizations: Iterable[Organization]
+) -> dict[int, Standing]:
+    standings = {
+        organization.pk: Standing(
+            balance=accounts[organization.pk].balance,
+            overdraft_limit=organization.overdraft_limit,
+            max_in_flight=organization.max_in_flight,
+        )
+        for organization in organizations
+        if organization.pk in accounts
+    }
+    live = (
+        UsageEvent.objects.filter(is_live(), organization__in=standings, state=State.IN_FLIGHT)
+        .values("organization_id")
+        .annotate(number=Count("pk"), held=Sum("hold"))
+        .order_by()
+    )
+    for row in live:
+        standings[row["organization_id"]].in_flight = row["number"]
+        standings[row["organization_id"]].held = row["held"]
+    return standings
+
+
+def _event(admission: Admission) -> UsageEvent:
+    return UsageEvent(
+        id=admission.generation_id,
+        organization_id=admission.organization_id,
+        api_key_id=admission.key_id,
+        worker_id=admission.worker_id,
+        model=admission.model,
+        backend=admission.backend,
+        streamed=admission.streamed,
+        input_price=admission.prices.input,
+        cached_input_price=admission.prices.cached_input,
+        output_price=admission.prices.output,
+        hold=admission.hold,
+        created_at=admission.created_at,
+    )
