@@ -10,11 +10,11 @@ import secrets
 import string
 import zlib
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import IntegrityError
+from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -54,7 +54,7 @@ class Caller:
     organization_id: int
     allowed_models: frozenset[str]
     max_in_flight: int
-    expires_at: datetime | None
+    has_credits: bool  # by the balance and the overdraft limit; holds are not looked at
 
 
 def _checksum(text: str) -> str:
@@ -92,15 +92,17 @@ def issue(
     )
     secret = body + _checksum(body)
     try:
-        key = ApiKey.objects.create(
-            organization=organization,
-            name=name,
-            digest=digest(secret),
-            prefix=settings.KILN_KEY_PREFIX,
-            last4=secret[-4:],
-            created_by=created_by,
-            **fields,
-        )
+        # Its own savepoint: a caller's transaction stays usable after a name that is taken.
+        with transaction.atomic():
+            key = ApiKey.objects.create(
+                organization=organization,
+                name=name,
+                digest=digest(secret),
+                prefix=settings.KILN_KEY_PREFIX,
+                last4=secret[-4:],
+                created_by=created_by,
+                **fields,
+            )
     except IntegrityError:
         raise KeyNameTaken(f"{organization} has a live key named {name!r}.") from None
     return key, secret
@@ -110,7 +112,9 @@ def authenticate(secret: str) -> tuple[Caller, ApiKey]:
     """Return who calls with this key. Raises KeyInvalid, KeyPaused or OrganizationSuspended."""
     if not is_well_formed(secret):
         raise KeyInvalid
-    key = ApiKey.objects.select_related("organization").filter(digest=digest(secret)).first()
+    key = (
+        ApiKey.objects.select_related("organization__account").filter(digest=digest(secret)).first()
+    )
     if key is None:
         raise KeyInvalid
     refuse_unusable(key)
@@ -121,7 +125,7 @@ def authenticate(secret: str) -> tuple[Caller, ApiKey]:
         organization_id=organization.pk,
         allowed_models=frozenset(key.allowed_models),
         max_in_flight=organization.max_in_flight,
-        expires_at=key.expires_at,
+        has_credits=organization.account.balance + organization.overdraft_limit > 0,
     )
     return caller, key
 

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from decimal import Decimal
 
-from django.db import transaction
+from django.core.exceptions import ValidationError
+from django.db import connection, transaction
 
 from billing.models import CreditAccount, LedgerEntry, Organization, UsageEvent
+from billing.money import MONEY_MAX
 
 
 class LedgerError(Exception):
@@ -18,14 +20,21 @@ class LedgerError(Exception):
 
 
 @contextmanager
-def locked_accounts(organization_ids: Iterable[int]) -> Iterator[dict[int, CreditAccount]]:
+def locked_accounts(
+    organization_ids: Iterable[int], *, wait_ms: int | None = None
+) -> Iterator[dict[int, CreditAccount]]:
     """Open a transaction that holds the rows of these accounts, and yield them by organization.
+
+    With `wait_ms`, PostgreSQL raises OperationalError where a lock takes longer to get.
 
     The locks are its first statement and are taken in one order by everybody, so two batches
     cannot wait for each other. What is counted under them must be read by a later statement:
     one that locks and counts at once counts with the snapshot from before it got the lock.
     """
     with transaction.atomic():
+        if wait_ms is not None and connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{wait_ms}ms"])
         rows = (
             CreditAccount.objects.select_for_update()
             .filter(pk__in=set(organization_ids))
@@ -63,24 +72,30 @@ def grant(
 ) -> LedgerEntry:
     """Add credits once for this idempotency key, and return the line.
 
-    Raises LedgerError when the amount is not above zero, or when the key was used before for
-    another amount or reason.
+    Raises LedgerError when the amount is not above zero, when the key was used before for another
+    amount or reason, or when the line or the balance would leave the bounds of its column.
     """
     if amount <= 0:
         raise LedgerError("A grant must be above zero.")
+    entry = LedgerEntry(
+        organization=organization,
+        kind=LedgerEntry.Kind.GRANT,
+        amount=amount,
+        actor=actor,
+        reason=reason,
+        idempotency_key=idempotency_key,
+    )
+    try:
+        entry.clean_fields(exclude=["organization"])
+    except ValidationError as refusal:
+        raise LedgerError("; ".join(refusal.messages)) from None
     with locked_accounts([organization.pk]) as accounts:
         earlier = LedgerEntry.objects.filter(
             organization=organization, idempotency_key=idempotency_key
         ).first()
         if earlier is None:
-            entry = LedgerEntry(
-                organization=organization,
-                kind=LedgerEntry.Kind.GRANT,
-                amount=amount,
-                actor=actor,
-                reason=reason,
-                idempotency_key=idempotency_key,
-            )
+            if accounts[organization.pk].balance + amount > MONEY_MAX:
+                raise LedgerError(f"The balance would be above {MONEY_MAX} USD.")
             _post([entry], accounts)
             return LedgerEntry.objects.get(
                 organization=organization, idempotency_key=idempotency_key

@@ -14,7 +14,8 @@ from django.db import models
 from django.db.models import CheckConstraint, F, Q, UniqueConstraint
 from django.db.models.functions import Now
 
-from billing.money import MONEY_MAX, MoneyField, PriceField
+from billing.fields import MoneyField, PriceField
+from billing.money import MONEY_MAX
 from billing.pricing import Prices
 
 

@@ -14,8 +14,9 @@ from datetime import datetime
 
 from django.db.models import Count, Exists, ExpressionWrapper, F, OuterRef, Q, QuerySet, Sum
 
+from billing.fields import MoneyField
 from billing.models import CreditAccount, LedgerEntry, UsageEvent
-from billing.money import MoneyField, plain
+from billing.money import plain
 
 
 @dataclass(slots=True)

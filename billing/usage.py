@@ -11,18 +11,19 @@ from the event.
 """
 
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from django.db.models import Count, QuerySet, Sum
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from billing import keys, ledger, pricing
-from billing.models import ApiKey, CreditAccount, Organization, UsageEvent
+from billing.models import ApiKey, CreditAccount, UsageEvent
 from billing.pricing import Prices
-from billing.workers import is_dead_for, is_live
+from billing.standing import NotAdmitted, standings
+from billing.workers import is_dead_for
 
 State = UsageEvent.State
 UsageSource = UsageEvent.UsageSource
@@ -31,6 +32,7 @@ UsageSource = UsageEvent.UsageSource
 LOST_AFTER = timedelta(seconds=120)
 
 _SETTLED_FIELDS = [
+    "backend",
     "state",
     "finished_at",
     "prompt_tokens",
@@ -46,48 +48,6 @@ _SETTLED_FIELDS = [
     "latency_ms",
     "time_to_first_token_ms",
 ]
-
-
-class NotAdmitted(Exception):
-    """Base of what keeps a request of a good key from running: nothing is held or billed."""
-
-
-class InsufficientCredits(NotAdmitted):
-    def __init__(self, standing: "Standing") -> None:
-        super().__init__(standing)
-        self.standing = standing
-
-
-class TooManyInFlight(NotAdmitted):
-    def __init__(self, standing: "Standing") -> None:
-        super().__init__(standing)
-        self.standing = standing
-
-
-@dataclass(slots=True)
-class Standing:
-    """What an organization has and has running, in USD and requests, at one moment."""
-
-    balance: Decimal
-    overdraft_limit: Decimal
-    max_in_flight: int
-    held: Decimal = Decimal(0)
-    in_flight: int = 0
-
-    @property
-    def available(self) -> Decimal:
-        return self.balance + self.overdraft_limit - self.held
-
-    def refuse_one_more(self) -> None:
-        """Raise InsufficientCredits or TooManyInFlight if one more request may not run.
-
-        The request's own hold is not counted, so that the last picodollar can be spent; the
-        overdraft stays bounded by what is in flight (rulings.md 18).
-        """
-        if self.available <= 0:
-            raise InsufficientCredits(self)
-        if self.in_flight >= self.max_in_flight:
-            raise TooManyInFlight(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +71,7 @@ class Settlement:
     """How a request ended. Carries all of the event, so a row that was lost is made again."""
 
     admission: Admission
+    backend: str  # the one that answered; another than the admission's after a retry
     state: str
     finished_at: datetime
     status_code: int
@@ -140,12 +101,6 @@ class Lost:
     generation_ids: list[uuid.UUID] = field(default_factory=list)
 
 
-def standing(organization_id: int) -> Standing:
-    """Return what the organization has, held and in flight now, exactly."""
-    account = CreditAccount.objects.select_related("organization").get(pk=organization_id)
-    return _standings({organization_id: account}, [account.organization])[organization_id]
-
-
 def admit(
     admissions: Sequence[Admission], accounts: dict[int, CreditAccount]
 ) -> list[NotAdmitted | keys.KeyRefused | None]:
@@ -157,11 +112,14 @@ def admit(
     callers = ApiKey.objects.select_related("organization").in_bulk(
         {admission.key_id for admission in admissions}
     )
-    standings = _standings(accounts, [key.organization for key in callers.values()])
+    by_organization = standings(accounts, [key.organization for key in callers.values()])
     answers: list[NotAdmitted | keys.KeyRefused | None] = []
     opened: list[UsageEvent] = []
     for admission in admissions:
-        key, organization = callers.get(admission.key_id), standings.get(admission.organization_id)
+        key, organization = (
+            callers.get(admission.key_id),
+            by_organization.get(admission.organization_id),
+        )
         try:
             if key is None or organization is None:
                 raise keys.KeyInvalid
@@ -178,34 +136,30 @@ def admit(
     return answers
 
 
-def settle(
-    settlements: Sequence[Settlement], accounts: dict[int, CreditAccount]
-) -> list[Decimal | None]:
-    """Close the event of each settlement, charge its cost, and return what was deducted, in USD.
+def settle(settlements: Sequence[Settlement], accounts: dict[int, CreditAccount]) -> list[Decimal]:
+    """Close the event of each settlement, charge its cost, and return what it cost, in USD.
 
-    Safe to repeat: None stands for a settlement that changed nothing because its event was
-    closed before.
+    Safe to repeat: a settlement whose event was closed before changes nothing, and is answered
+    with what that event cost.
     """
     ids = [settlement.admission.generation_id for settlement in settlements]
-    states = dict(UsageEvent.objects.filter(pk__in=ids).values_list("pk", "state"))
-    deducted: list[Decimal | None] = []
+    rows = UsageEvent.objects.filter(pk__in=ids).values_list("pk", "state", "cost")
+    found = {pk: (state, cost) for pk, state, cost in rows}
     closed: list[UsageEvent] = []
     for settlement in settlements:
         generation_id = settlement.admission.generation_id
-        if not _may_close(states.get(generation_id), settlement.state):
-            deducted.append(None)
-            continue
-        states[generation_id] = settlement.state
-        event = _event(settlement.admission)
-        for name in _SETTLED_FIELDS:
-            setattr(event, name, getattr(settlement, name))
-        closed.append(event)
-        deducted.append(event.cost)
+        state, _ = found.get(generation_id, (None, None))
+        if _may_close(state, settlement.state):
+            event = _event(settlement.admission)
+            for name in _SETTLED_FIELDS:
+                setattr(event, name, getattr(settlement, name))
+            closed.append(event)
+            found[generation_id] = (event.state, event.cost)
     UsageEvent.objects.bulk_create(
         closed, update_conflicts=True, unique_fields=["id"], update_fields=_SETTLED_FIELDS
     )
     ledger.charge(closed, accounts)
-    return deducted
+    return [found[generation_id][1] for generation_id in ids]
 
 
 def close_lost(*, after: timedelta = LOST_AFTER) -> Lost:
@@ -242,30 +196,6 @@ def _may_close(state: str | None, to: str) -> bool:
     if state == State.LOST:
         return to in {State.SUCCEEDED, State.CANCELLED}
     return state in {State.IN_FLIGHT, None}
-
-
-def _standings(
-    accounts: dict[int, CreditAccount], organizations: Iterable[Organization]
-) -> dict[int, Standing]:
-    standings = {
-        organization.pk: Standing(
-            balance=accounts[organization.pk].balance,
-            overdraft_limit=organization.overdraft_limit,
-            max_in_flight=organization.max_in_flight,
-        )
-        for organization in organizations
-        if organization.pk in accounts
-    }
-    live = (
-        UsageEvent.objects.filter(is_live(), organization__in=standings, state=State.IN_FLIGHT)
-        .values("organization_id")
-        .annotate(number=Count("pk"), held=Sum("hold"))
-        .order_by()
-    )
-    for row in live:
-        standings[row["organization_id"]].in_flight = row["number"]
-        standings[row["organization_id"]].held = row["held"]
-    return standings
 
 
 def _event(admission: Admission) -> UsageEvent:

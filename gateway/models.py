@@ -11,7 +11,7 @@ from django.db import models
 from django.db.models import CheckConstraint, Q, UniqueConstraint, Value
 from django.db.models.functions import Coalesce, Now
 
-from billing.money import PriceField
+from billing.fields import PriceField
 
 
 class CatalogModel(models.Model):

@@ -6,6 +6,7 @@ docs/settings.md lists every variable; a test compares that table with this file
 """
 
 import re
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,7 @@ STATIC_URL = "static/"
 STATIC_ROOT = env.str("STATIC_ROOT", default=str(BASE_DIR / "staticfiles"))
 # Served from the apps' own folders where nobody ran collectstatic, so a clone shows its pages.
 WHITENOISE_USE_FINDERS = True
+warnings.filterwarnings("ignore", message="No directory at", module="django.core.handlers")
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_TZ = True
@@ -185,7 +187,7 @@ USE_I18N = False
 REST_FRAMEWORK = {
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
-    "DEFAULT_AUTHENTICATION_CLASSES": ["dashboard.api.ApiKeyAuthentication"],
+    "DEFAULT_AUTHENTICATION_CLASSES": ["dashboard.authentication.ApiKeyAuthentication"],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "EXCEPTION_HANDLER": "dashboard.api.exception_handler",
     "UNAUTHENTICATED_USER": None,

@@ -1,6 +1,17 @@
 """Routes of everything but the completions endpoint, which asgi.py routes to its consumer."""
 
 from django.contrib import admin
-from django.urls import path
+from django.urls import include, path, re_path
 
-urlpatterns = [path("admin/", admin.site.urls)]
+from gateway import views
+
+urlpatterns = [
+    path("healthz", views.healthz),
+    path("readyz", views.readyz),
+    path("v1/models", views.models),
+    path("v1/models/<path:model_id>", views.model),
+    path("v1/", include("dashboard.api_urls")),
+    re_path(r"^v1(/.*)?$", views.not_found),
+    path("admin/", admin.site.urls),
+    path("", include("dashboard.urls")),
+]

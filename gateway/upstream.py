@@ -1,0 +1,235 @@
+"""The connection side of the backends: send a request, read its answer. The only httpx.
+
+httpx's Request and Response go straight to a transport: its AsyncClient walks the whole pool for
+each request and carries one answer's cookies into the next request. What the transport raises is
+mapped here, once, and nothing of it reaches a customer.
+"""
+
+import asyncio
+import contextvars
+import errno
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import aiohttp
+import httpx
+import orjson
+from httpx_aiohttp import AiohttpTransport
+
+from gateway.catalog import Backend
+from gateway.errors import ApiError, BackendFailed, BackendRefused
+from gateway.sse import FrameParser, FrameTooLarge
+
+log = logging.getLogger(__name__)
+
+# llama.cpp and uvicorn close idle connections after 5 s; one reused at that moment is lost.
+_KEEPALIVE_SECONDS = 3.0
+_ERROR_BODY_MAX = 64 * 1024
+_MESSAGE_MAX = 2000
+
+FAILED = "The model backend returned an error. Try again later."
+UNREACHABLE = "The model backend could not be reached. Try again later."
+BROKE_OFF = "The model backend broke off its answer."
+
+_reused: contextvars.ContextVar[bool] = contextvars.ContextVar("connection_reused", default=False)
+
+
+class TryAnother(Exception):
+    """The backend surely did not begin to serve the request: another one may be asked.
+
+    Connection refused, a reused connection closed without a byte, 429, 503 (rulings.md 13).
+    `is_busy` tells the last two, whose customer hears 503 when no other backend is left.
+    """
+
+    def __init__(self, *, is_busy: bool) -> None:
+        super().__init__(is_busy)
+        self.is_busy = is_busy
+
+
+class Upstream:
+    """The connections of one event loop to all backends."""
+
+    def __init__(self, *, connect_seconds: float, frame_max: int) -> None:
+        self._timeout = {"connect": connect_seconds}
+        self._frame_max = frame_max
+        self._transport = AiohttpTransport(client=self._session, trust_env=False)
+
+    def _session(self) -> aiohttp.ClientSession:
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_reuseconn.append(_note_reuse)
+        return aiohttp.ClientSession(
+            # No limit here: admission is the limit, and a queue before a backend would hide it.
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=_KEEPALIVE_SECONDS, ssl=self._transport.ssl_context
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trace_configs=[trace],
+            trust_env=False,
+            auto_decompress=False,
+        )
+
+    @asynccontextmanager
+    async def send(
+        self, backend: Backend, body: bytes, *, request_id: str
+    ) -> AsyncIterator["Answer"]:
+        """Send a completion request and yield its answer, closed at the end whatever happens.
+
+        Raises TryAnother, BackendRefused or BackendFailed. None of the customer's headers go
+        along: the backend gets its own credential, and the ID to find the request by.
+        """
+        headers = {
+            "content-type": "application/json",
+            "accept-encoding": "identity",
+            "user-agent": "kiln-gateway",
+            "x-request-id": request_id,
+        }
+        if backend.api_key:
+            headers["authorization"] = f"Bearer {backend.api_key}"
+        request = httpx.Request(
+            "POST",
+            f"{backend.url}/chat/completions",
+            headers=headers,
+            content=body,
+            extensions={"timeout": self._timeout},
+        )
+        _reused.set(False)
+        with _mapped(backend, is_sent=False):
+            response = await self._transport.handle_async_request(request)
+        try:
+            answer = Answer(backend, response, self._frame_max)
+            await answer.refuse_errors()
+            yield answer
+        finally:
+            await response.aclose()
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+
+class Answer:
+    """A backend's answer with status 200."""
+
+    def __init__(self, backend: Backend, response: httpx.Response, frame_max: int) -> None:
+        self.backend = backend
+        self._response = response
+        self._frame_max = frame_max
+
+    async def refuse_errors(self) -> None:
+        """Raise what another status than 200 means for the customer."""
+        status = self._response.status_code
+        if status == 200 and not self._response.headers.get("content-encoding"):
+            return
+        if status in (429, 503):
+            raise TryAnother(is_busy=True)
+        if status in (400, 413, 422):
+            body = b""
+            async for chunk in self._chunks():
+                body += chunk
+                if len(body) > _ERROR_BODY_MAX:
+                    break
+            raise refusal(_parsed(body[:_ERROR_BODY_MAX]))
+        log.warning("backend %s answered with status %d", self.backend.name, status)
+        raise BackendFailed(FAILED)
+
+    async def body(self) -> bytes:
+        """Read the whole answer. Raises BackendFailed."""
+        chunks, size = [], 0
+        async for chunk in self._chunks():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > self._frame_max:
+                raise BackendFailed(FAILED)
+        return b"".join(chunks)
+
+    async def frames(self) -> AsyncIterator[list[bytes]]:
+        """Read the stream: the data of the events that each read completed. Raises BackendFailed.
+
+        A read that completed none (a comment, part of an event) yields nothing.
+        """
+        parser = FrameParser(self._frame_max)
+        try:
+            async for chunk in self._chunks():
+                if frames := parser.feed(chunk):
+                    yield frames
+        except FrameTooLarge:
+            log.warning("backend %s sent an event beyond the limit", self.backend.name)
+            raise BackendFailed(BROKE_OFF) from None
+        if frames := parser.close():
+            yield frames
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        with _mapped(self.backend, is_sent=True):
+            async for chunk in self._response.stream:  # type: ignore[union-attr]
+                yield chunk
+
+
+def refusal(error: Any) -> BackendRefused:
+    """Return a backend's refusal in our shape: its message and param, none of its codes.
+
+    Accepts what real servers send: {"error": {...}}, {"error": "text"}, {"detail": text or list},
+    {"message": ...}, plain text, nothing (backends.md section 5).
+    """
+    if isinstance(error, dict):
+        inner = error.get("error", error)
+        if isinstance(inner, dict):
+            message = inner.get("message") or inner.get("detail")
+            param = inner.get("param")
+        else:
+            message, param = inner, None
+    else:
+        message, param = error, None
+    if isinstance(message, list):
+        message = "; ".join(
+            str(item.get("msg", item)) if isinstance(item, dict) else str(item) for item in message
+        )
+    text = str(message).strip() if message else "The model server rejected the request."
+    return BackendRefused(
+        text[:_MESSAGE_MAX],
+        param=param.removeprefix("body.")[:200] if isinstance(param, str) else None,
+    )
+
+
+def error_event(error: Any) -> ApiError:
+    """Return what an error event of a 200 stream means: the model server's 400, or a failure."""
+    code = error.get("code") if isinstance(error, dict) else None
+    if code in (400, 413, 422, "400", "413", "422"):
+        return refusal(error)
+    return BackendFailed(FAILED)
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except ValueError:
+        return body.decode("utf-8", "replace")
+
+
+async def _note_reuse(*_: Any) -> None:
+    _reused.set(True)
+
+
+@contextmanager
+def _mapped(backend: Backend, *, is_sent: bool) -> Iterator[None]:
+    """Map what the transport raises. It names two failures alike that we must tell apart, and
+    lets some of aiohttp's own through, so the cause decides."""
+    try:
+        yield
+    except (httpx.TransportError, aiohttp.ClientError, OSError) as error:
+        cause = error.__cause__ or error
+        log.warning("backend %s: %s", backend.name, type(cause).__name__)
+        if is_sent:
+            raise BackendFailed(BROKE_OFF) from None
+        is_refused = (
+            isinstance(cause, aiohttp.ClientConnectorError)
+            and cause.os_error.errno == errno.ECONNREFUSED
+        )
+        is_stale = _reused.get() and isinstance(
+            cause, aiohttp.ServerDisconnectedError | ConnectionResetError
+        )
+        if is_refused or is_stale:
+            raise TryAnother(is_busy=False) from None
+        raise BackendFailed(UNREACHABLE) from None
+    except asyncio.IncompleteReadError:
+        raise BackendFailed(BROKE_OFF) from None

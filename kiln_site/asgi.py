@@ -1,0 +1,60 @@
+"""The ASGI application: the completions endpoint to its consumer, everything else to Django.
+
+Serve it with `uvicorn kiln_site.asgi:application`. Channels' router knows no lifespan, so this
+wraps it: the parts of the process start before the first request and settle before the end.
+"""
+
+import logging
+import os
+from typing import Any
+
+from channels.routing import ProtocolTypeRouter, URLRouter
+from django.core.asgi import get_asgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "kiln_site.settings")
+django_application: Any = get_asgi_application()  # before anything that imports models
+
+from django.urls import path, re_path  # noqa: E402
+
+from gateway import process  # noqa: E402
+from gateway.consumers import ChatCompletions  # noqa: E402
+from gateway.errors import Unavailable  # noqa: E402
+
+log = logging.getLogger(__name__)
+
+_router = ProtocolTypeRouter(
+    {
+        "http": URLRouter(
+            [
+                path("v1/chat/completions", ChatCompletions.as_asgi()),
+                re_path(r"", django_application),
+            ]
+        )
+    }
+)
+
+
+async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    if scope["type"] == "lifespan":
+        await _lifespan(receive, send)
+        return
+    if scope["type"] == "http" and scope["path"].startswith("//"):
+        # A base URL that ends in a slash makes //v1/…; Django would take v1 for a host name.
+        scope = {**scope, "path": "/" + scope["path"].lstrip("/")}
+    await _router(scope, receive, send)
+
+
+async def _lifespan(receive: Any, send: Any) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            try:
+                await process.running()
+            except Unavailable:
+                # It serves 503 until the database answers; a restart would not bring that nearer.
+                log.error("no database yet; requests get 503 until it answers")
+            await send({"type": "lifespan.startup.complete"})
+        else:
+            await process.stop()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
