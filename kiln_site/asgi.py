@@ -55,6 +55,10 @@ async def _lifespan(receive: Any, send: Any) -> None:
                 log.error("no database yet; requests get 503 until it answers")
             await send({"type": "lifespan.startup.complete"})
         else:
-            await process.stop()
+            try:
+                await process.stop()
+            except Exception:
+                # uvicorn takes an exception here for "knows no lifespan" and says nothing of it.
+                log.exception("the process did not stop cleanly")
             await send({"type": "lifespan.shutdown.complete"})
             return
