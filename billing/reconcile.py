@@ -11,6 +11,7 @@ Reads only: a finding is told, never repaired silently.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from decimal import Decimal
 
 from django.db.models import Count, Exists, ExpressionWrapper, F, OuterRef, Q, QuerySet, Sum
 
@@ -53,11 +54,11 @@ def _confirm_balance(account: CreditAccount) -> Iterator[str]:
         .annotate(total=Sum("organization__ledger__amount"))
         .get()
     )
-    total = row.total or 0
+    total = row.total or Decimal(0)
     if row.balance != total:
         yield (
             f"organization {account.organization}: balance {plain(row.balance)}, "
-            f"sum of the ledger {total:f}"
+            f"sum of the ledger {plain(total)}"
         )
 
 

@@ -17,6 +17,10 @@ class UserManager(BaseUserManager["User"]):
         user.save(using=self._db)
         return user
 
+    def get_by_natural_key(self, username: str | None) -> "User":
+        # The login looks people up by this; a person may write the address in any case.
+        return self.alias(lower=Lower("email")).get(lower=(username or "").lower())
+
     def create_superuser(self, email: str, password: str | None = None, **fields: Any) -> "User":
         return self.create_user(email, password, is_staff=True, is_superuser=True, **fields)
 

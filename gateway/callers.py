@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from time import monotonic
 
 from billing import keys
-from gateway.commits import Commits, refusal_of
+from gateway.commits import Commits
+from gateway.refusals import in_words_of_api
 
 _MAX_AGE_SECONDS = 2.0
 _ENTRIES_MAX = 10_000
@@ -34,7 +35,7 @@ class Callers:
         A malformed key costs no look-up: its checksum is wrong.
         """
         if not keys.is_well_formed(secret):
-            raise refusal_of(keys.KeyInvalid())
+            raise in_words_of_api(keys.KeyInvalid())
         digest = keys.digest(secret)
         entry = self._entries.get(digest)
         if entry is None or monotonic() - entry.looked_up_at > _MAX_AGE_SECONDS:
@@ -46,7 +47,7 @@ class Callers:
         # Shielded: one of many who wait may leave without taking the answer from the others.
         answer = await asyncio.shield(entry.answer)
         if isinstance(answer, keys.KeyRefused):
-            raise refusal_of(answer)
+            raise in_words_of_api(answer)
         return answer
 
     async def _look_up(self, secret: str, digest: bytes, entry: _Entry) -> None:

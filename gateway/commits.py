@@ -21,6 +21,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 
 from billing import keys, ledger, standing, usage
 from gateway import errors
+from gateway.refusals import in_words_of_api
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class Commits:
         try:
             now.refuse_one_more()
         except standing.NotAdmitted as refusal:
-            raise refusal_of(refusal) from None
+            raise in_words_of_api(refusal) from None
 
     async def admit(self, admission: usage.Admission) -> None:
         """Open the event, durably, or raise why not: 401, 402, 403, 429, 503."""
@@ -120,7 +121,7 @@ class Commits:
         self._refused.discard(admission.generation_id)  # its caller will not settle it
         if isinstance(refusal, standing.InsufficientCredits):
             self._broke.add(admission.organization_id)
-        raise refusal_of(refusal)
+        raise in_words_of_api(refusal)
 
     def settle(self, settlement: usage.Settlement) -> "asyncio.Future[Decimal]":
         """Hand over the end of a request; the future is its cost in USD once that is durable.
@@ -271,24 +272,6 @@ class Commits:
     def _close(self, admission: usage.Admission) -> None:
         if self._open.pop(admission.generation_id, None) is not None:
             self._in_flight[admission.organization_id] -= 1
-
-
-def refusal_of(refusal: Exception) -> errors.ApiError:
-    """Say a refusal of billing in the words of the API; an ApiError is said as it is."""
-    match refusal:
-        case errors.ApiError():
-            return refusal
-        case keys.KeyPaused():
-            return errors.KeyPaused()
-        case keys.OrganizationSuspended():
-            return errors.OrganizationSuspended(str(refusal))
-        case standing.InsufficientCredits(standing=now):
-            return errors.InsufficientCredits(balance=now.balance, held=now.held)
-        case standing.TooManyInFlight(standing=now):
-            return errors.TooManyInFlight(
-                f"The organization already has {now.max_in_flight} requests in flight."
-            )
-    return errors.InvalidApiKey()
 
 
 def _note(results: dict[int, Any], operations: Sequence[Any], answers: Sequence[Any]) -> None:

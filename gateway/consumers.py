@@ -89,14 +89,16 @@ class ChatCompletions(StreamingConsumer):
             # A cancelled admission may have been committed all the same: it is closed by ID, and
             # closing one that was refused does nothing.
             if current.is_admitted or isinstance(error, asyncio.CancelledError):
+                ending = self._ending(current, error)
                 with suppress(Unavailable):  # no database: the event will be closed as lost
-                    await running.commits.settle(self._ending(current, error))
+                    current.log(ending, await running.commits.settle(ending))
             raise
         settlement = current.settlement(State.SUCCEEDED, status=200)
         try:
             cost = await running.commits.settle(settlement)
         except Unavailable:
             raise _UNRECORDED from None
+        current.log(settlement, cost)
         used = current.used(State.SUCCEEDED)
         if request.stream:
             last = [current.meter.usage_chunk(used, cost)] if request.include_usage else []

@@ -4,18 +4,22 @@ Makes the admission and the settlement of a request from what the straight line 
 order and does no I/O.
 """
 
+import logging
 import os
 import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from decimal import Decimal
 from time import monotonic, time_ns
 
 from billing import pricing, usage
 from billing.keys import Caller
-from billing.money import MONEY_MAX
+from billing.money import MONEY_MAX, plain
 from gateway.catalog import Backend, Model
 from gateway.meter import Expected, Meter, Usage
 from gateway.payload import ChatRequest
+
+log = logging.getLogger(__name__)
 
 # More choices than any server makes; bounds what a reported usage can be.
 _CHOICES_MAX = 1024
@@ -79,6 +83,21 @@ class Generation:
             finish_reason=self.meter.finish_reason,
             latency_ms=_milliseconds(self.began, monotonic()),
             time_to_first_token_ms=_milliseconds(self.began, self.first_token_at),
+        )
+
+    def log(self, settlement: usage.Settlement, cost: Decimal) -> None:
+        """Write the one line of this request: IDs, counts and durations, none of its words."""
+        log.info(
+            "%s %s model=%s backend=%s status=%d tokens=%d+%d cost=%s ms=%s",
+            self.id,
+            settlement.state,
+            self.admission.model,
+            settlement.backend,
+            settlement.status_code,
+            settlement.prompt_tokens,
+            settlement.completion_tokens,
+            plain(cost),
+            settlement.latency_ms,
         )
 
 

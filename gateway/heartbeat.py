@@ -36,7 +36,7 @@ class Heartbeat(threading.Thread):
         self._seconds = seconds
         self._ttl_seconds = ttl_seconds
         self._is_open = is_open
-        self._stop = threading.Event()
+        self._is_over = threading.Event()
         self._last_beat = -1e9
         self._admit_from = 0.0
 
@@ -56,7 +56,7 @@ class Heartbeat(threading.Thread):
         return now - self._last_beat <= self._ttl_seconds and now >= self._admit_from
 
     def run(self) -> None:
-        while not self._stop.wait(self._seconds):
+        while not self._is_over.wait(self._seconds):
             try:
                 self.beat()
                 self._tidy()
@@ -67,7 +67,7 @@ class Heartbeat(threading.Thread):
 
     def stop(self) -> None:
         """Say that this worker ends, as far as the database can be told."""
-        self._stop.set()
+        self._is_over.set()
         self.join()
         try:
             workers.stop(self._worker_id)

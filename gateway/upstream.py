@@ -11,6 +11,7 @@ import errno
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import lru_cache
 from typing import Any
 
 import aiohttp
@@ -89,7 +90,7 @@ class Upstream:
             headers["authorization"] = f"Bearer {backend.api_key}"
         request = httpx.Request(
             "POST",
-            f"{backend.url}/chat/completions",
+            _completions_url(backend.url),
             headers=headers,
             content=body,
             extensions={"timeout": self._timeout},
@@ -163,6 +164,12 @@ class Answer:
         with _mapped(self.backend, is_sent=True):
             async for chunk in self._response.stream:  # type: ignore[union-attr]
                 yield chunk
+
+
+@lru_cache(maxsize=1024)
+def _completions_url(base: str) -> httpx.URL:
+    # Parsing the URL anew took a tenth of a request's time.
+    return httpx.URL(f"{base}/chat/completions")
 
 
 def refusal(error: Any) -> BackendRefused:

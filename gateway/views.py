@@ -10,11 +10,12 @@ from typing import Any
 import orjson
 from django.db import connection
 from django.http import HttpRequest, HttpResponse
+from django.views.decorators.csrf import csrf_exempt
 
 from billing.money import plain
 from gateway import bearer, process
 from gateway.catalog import Model
-from gateway.errors import ApiError, InternalError, MethodNotAllowed, NotFound
+from gateway.errors import ApiError, MethodNotAllowed, NotFound
 
 View = Callable[..., Coroutine[Any, Any, HttpResponse]]
 
@@ -51,7 +52,8 @@ def _get(view: View) -> View:
         except ApiError as error:
             return refused(error)
 
-    return wrapped
+    # Keys are no cookies: a POST must hear 405, not Django's 403 page about a CSRF token.
+    return csrf_exempt(wrapped)
 
 
 @_get
@@ -65,13 +67,11 @@ async def model(running: process.Process, model_id: str) -> HttpResponse:
     return _json(_described(running.catalog.find(model_id)))
 
 
-async def not_found(request: HttpRequest, **_: str) -> HttpResponse:
+@csrf_exempt
+@csrf_exempt
+async def not_found(request: HttpRequest, *_: str) -> HttpResponse:
     """Answer any other path under /v1: JSON, never a redirect or a page."""
     return refused(NotFound(f"There is no {request.method} {request.path[:200]}."))
-
-
-def server_error() -> HttpResponse:
-    return refused(InternalError())
 
 
 async def healthz(request: HttpRequest) -> HttpResponse:

@@ -80,6 +80,7 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "dashboard.csp.ContentSecurityPolicyMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -142,7 +143,7 @@ CHANNEL_LAYERS: dict[str, Any] = {
 # --- People --------------------------------------------------------------------------------------
 AUTH_USER_MODEL = "dashboard.User"
 LOGIN_URL = "login"
-LOGIN_REDIRECT_URL = "requests"
+LOGIN_REDIRECT_URL = "home"
 LOGOUT_REDIRECT_URL = "login"
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
@@ -210,9 +211,20 @@ CELERY_BEAT_SCHEDULE = {
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
+    "filters": {
+        "redact_keys": {"()": "kiln_site.logs.RedactKeys", "prefix": KILN_KEY_PREFIX},
+    },
     "formatters": {
         "line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"},
     },
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "handlers": {
+        "stderr": {
+            "class": "logging.StreamHandler",
+            "formatter": "line",
+            "filters": ["redact_keys"],
+        }
+    },
     "root": {"handlers": ["stderr"], "level": env.str("LOG_LEVEL", default="INFO")},
+    # uvicorn's access log has handlers of its own, and prints addresses whole.
+    "loggers": {"uvicorn.access": {"filters": ["redact_keys"]}},
 }

@@ -8,8 +8,8 @@ import django.db.models.functions.datetime
 from django.conf import settings
 from django.db import migrations, models
 
+import billing.fields
 import billing.models
-import billing.money
 
 
 class Migration(migrations.Migration):
@@ -47,7 +47,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "overdraft_limit",
-                    billing.money.MoneyField(
+                    billing.fields.MoneyField(
                         default=Decimal("0"),
                         help_text="USD that the balance may go below zero at admission.",
                     ),
@@ -198,10 +198,10 @@ class Migration(migrations.Migration):
                 ("model", models.CharField(max_length=200)),
                 ("backend", models.CharField(max_length=200)),
                 ("streamed", models.BooleanField()),
-                ("input_price", billing.money.PriceField()),
-                ("cached_input_price", billing.money.PriceField()),
-                ("output_price", billing.money.PriceField()),
-                ("hold", billing.money.MoneyField()),
+                ("input_price", billing.fields.PriceField()),
+                ("cached_input_price", billing.fields.PriceField()),
+                ("output_price", billing.fields.PriceField()),
+                ("hold", billing.fields.MoneyField()),
                 ("created_at", models.DateTimeField()),
                 ("finished_at", models.DateTimeField(null=True)),
                 ("prompt_tokens", models.PositiveIntegerField(default=0)),
@@ -209,7 +209,7 @@ class Migration(migrations.Migration):
                 ("completion_tokens", models.PositiveIntegerField(default=0)),
                 ("reasoning_tokens", models.PositiveIntegerField(null=True)),
                 ("usage_source", models.CharField(default="none", max_length=16)),
-                ("cost", billing.money.MoneyField(default=Decimal("0"))),
+                ("cost", billing.fields.MoneyField(default=Decimal("0"))),
                 ("status_code", models.PositiveSmallIntegerField(null=True)),
                 ("error", models.CharField(blank=True, default="", max_length=300)),
                 (
@@ -278,7 +278,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "amount",
-                    billing.money.MoneyField(help_text="USD; positive adds to the balance."),
+                    billing.fields.MoneyField(help_text="USD; positive adds to the balance."),
                 ),
                 ("idempotency_key", models.CharField(blank=True, max_length=200, null=True)),
                 ("actor", models.CharField(help_text="Who moved the money.", max_length=200)),
@@ -326,7 +326,7 @@ class Migration(migrations.Migration):
                         to="billing.organization",
                     ),
                 ),
-                ("balance", billing.money.MoneyField(default=Decimal("0"))),
+                ("balance", billing.fields.MoneyField(default=Decimal("0"))),
             ],
             options={
                 "constraints": [

@@ -7,7 +7,7 @@ import django.db.models.functions.datetime
 from django.conf import settings
 from django.db import migrations, models
 
-import billing.money
+import billing.fields
 
 
 class Migration(migrations.Migration):
@@ -196,16 +196,16 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("input", billing.money.PriceField(help_text="USD per million prompt tokens.")),
+                ("input", billing.fields.PriceField(help_text="USD per million prompt tokens.")),
                 (
                     "cached_input",
-                    billing.money.PriceField(
+                    billing.fields.PriceField(
                         help_text="USD per million prompt tokens from the prefix cache."
                     ),
                 ),
                 (
                     "output",
-                    billing.money.PriceField(help_text="USD per million completion tokens."),
+                    billing.fields.PriceField(help_text="USD per million completion tokens."),
                 ),
                 (
                     "effective_from",
