@@ -40,8 +40,8 @@ _reused: contextvars.ContextVar[bool] = contextvars.ContextVar("connection_reuse
 class TryAnother(Exception):
     """The backend surely did not begin to serve the request: another one may be asked.
 
-    Connection refused, a reused connection closed without a byte, 429, 503 (rulings.md 13).
-    `is_busy` tells the last two, whose customer hears 503 when no other backend is left.
+    Connection refused, 429, 503 (rulings.md 13). `is_busy` tells the last two, whose customer
+    hears 503 when no other backend is left.
     """
 
     def __init__(self, *, is_busy: bool) -> None:
@@ -55,21 +55,24 @@ class Upstream:
     def __init__(self, *, connect_seconds: float, frame_max: int) -> None:
         self._timeout = {"connect": connect_seconds}
         self._frame_max = frame_max
-        self._transport = AiohttpTransport(client=self._session, trust_env=False)
+        self._tls = httpx.create_ssl_context(trust_env=False)
+        # No limit of connections: admission is the limit, and a queue here would hide it.
+        self._kept = self._transport(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)
+        self._fresh = self._transport(limit=0, force_close=True)
 
-    def _session(self) -> aiohttp.ClientSession:
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
-        return aiohttp.ClientSession(
-            # No limit here: admission is the limit, and a queue before a backend would hide it.
-            connector=aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=_KEEPALIVE_SECONDS, ssl=self._transport.ssl_context
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trace_configs=[trace],
-            trust_env=False,
-            auto_decompress=False,
-        )
+    def _transport(self, **connector: Any) -> AiohttpTransport:
+        def session() -> aiohttp.ClientSession:
+            trace = aiohttp.TraceConfig()
+            trace.on_connection_reuseconn.append(_note_reuse)
+            return aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=self._tls, **connector),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trace_configs=[trace],
+                trust_env=False,
+                auto_decompress=False,
+            )
+
+        return AiohttpTransport(verify=self._tls, client=session, trust_env=False)
 
     @asynccontextmanager
     async def send(
@@ -95,9 +98,8 @@ class Upstream:
             content=body,
             extensions={"timeout": self._timeout},
         )
-        _reused.set(False)
         with _mapped(backend, is_sent=False):
-            response = await self._transport.handle_async_request(request)
+            response = await self._request(request)
         try:
             answer = Answer(backend, response, self._frame_max)
             await answer.refuse_errors()
@@ -105,8 +107,25 @@ class Upstream:
         finally:
             await response.aclose()
 
+    async def _request(self, request: httpx.Request) -> httpx.Response:
+        """Send on a kept connection, or on a fresh one if that was closed without a byte.
+
+        A server may close a connection that lies idle at any moment, and llama.cpp closes each
+        after a stream: the request was not lost by the backend, it never reached it.
+        """
+        _reused.set(False)
+        try:
+            return await self._kept.handle_async_request(request)
+        except (httpx.TransportError, aiohttp.ClientError, OSError) as error:
+            cause = error.__cause__ or error
+            is_closed = isinstance(cause, aiohttp.ServerDisconnectedError | ConnectionResetError)
+            if not (_reused.get() and is_closed):
+                raise
+        return await self._fresh.handle_async_request(request)
+
     async def aclose(self) -> None:
-        await self._transport.aclose()
+        await self._kept.aclose()
+        await self._fresh.aclose()
 
 
 class Answer:
@@ -228,14 +247,10 @@ def _mapped(backend: Backend, *, is_sent: bool) -> Iterator[None]:
         log.warning("backend %s: %s", backend.name, type(cause).__name__)
         if is_sent:
             raise BackendFailed(BROKE_OFF) from None
-        is_refused = (
+        if (
             isinstance(cause, aiohttp.ClientConnectorError)
             and cause.os_error.errno == errno.ECONNREFUSED
-        )
-        is_stale = _reused.get() and isinstance(
-            cause, aiohttp.ServerDisconnectedError | ConnectionResetError
-        )
-        if is_refused or is_stale:
+        ):
             raise TryAnother(is_busy=False) from None
         raise BackendFailed(UNREACHABLE) from None
     except asyncio.IncompleteReadError:
