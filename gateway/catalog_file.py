@@ -174,9 +174,10 @@ def load(entries: list[ModelEntry]) -> Loaded:
     """Make the catalog match these entries, all or nothing, and return what was done."""
     loaded = Loaded()
     with transaction.atomic():
-        for entry in entries:
+        # Under each row's lock, so that two loads at once make one price version; in one order, so
+        # that they cannot wait for each other.
+        for entry in sorted(entries, key=lambda entry: entry.id):
             columns = _model_columns(entry)
-            # Under the row's lock, so that two loads at once make one price version.
             model, created = CatalogModel.objects.select_for_update().get_or_create(
                 model_id=entry.id, defaults=columns
             )

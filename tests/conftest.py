@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -39,7 +39,7 @@ def django_db_setup(django_db_blocker: Any) -> Iterator[None]:
     with django_db_blocker.unblock():
         connections.close_all()
         if environment.KIND == "postgresql":
-            connection.close_pool()
+            cast(Any, connection).close_pool()
             _on_postgres_server(f"DROP DATABASE {environment.NAME} WITH (FORCE)")
 
 
