@@ -98,15 +98,16 @@ def test_a_line_cannot_be_changed_or_deleted(
 
 
 def test_the_ledger_cannot_be_truncated(acme: Organization) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("SQLite has no TRUNCATE")
+    # SQLite has no TRUNCATE, but turns a DELETE of everything into one where no trigger watches.
+    emptying = "TRUNCATE" if connection.vendor == "postgresql" else "DELETE FROM"
     with (
         pytest.raises(IntegrityError, match="append-only"),
         transaction.atomic(),
         connection.cursor() as cursor,
     ):
-        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        cursor.execute("TRUNCATE billing_ledgerentry")
+        if connection.vendor == "postgresql":
+            cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        cursor.execute(f"{emptying} billing_ledgerentry")
 
 
 @pytest.mark.parametrize(
