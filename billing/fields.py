@@ -63,6 +63,11 @@ class ExactDecimalField(_Field):
         return amount
 
     def get_prep_value(self, value: Any) -> int | None:
+        if type(value) is Decimal and value.is_finite():
+            # The way of every amount of every request: a quarter of the time of to_python.
+            units = value.scaleb(self.places, _EXACT)
+            if units == (number := int(units)):
+                return number
         amount = self.to_python(value)
         return None if amount is None else int(amount.scaleb(self.places, _EXACT))
 

@@ -23,11 +23,17 @@ from billing.models import ApiKey, Organization
 _BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _RANDOM_LENGTH = 32
 _CHECKSUM_LENGTH = 6
+OVERLAP_HOURS = 24
+OVERLAP_HOURS_MAX = 24 * 365
 _LAST_USED_EVERY = timedelta(minutes=1)
 
 
 class KeyRefused(Exception):
-    """Base of what `authenticate` raises."""
+    """Base of what `authenticate` raises; `key` is the one it is about, where that is known."""
+
+    def __init__(self, key: ApiKey | None = None, text: str = "") -> None:
+        super().__init__(text)
+        self.key = key
 
 
 class KeyInvalid(KeyRefused):
@@ -42,8 +48,20 @@ class OrganizationSuspended(KeyRefused):
     """The organization is suspended; the text is the operator's reason, perhaps empty."""
 
 
+class ModelNotAllowed(KeyRefused):
+    """The key has a list of models, and the one whose ID is the text is not on it."""
+
+
 class KeyNameTaken(Exception):
     """The organization has a live key of that name."""
+
+
+class KeyNotFound(Exception):
+    """The organization has no live key of that name."""
+
+
+class KeyEnded(Exception):
+    """The key was revoked or has expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +103,7 @@ def issue(
 ) -> tuple[ApiKey, str]:
     """Make a key and return it with its secret, which exists nowhere else from then on.
 
-    `fields` are expires_at and allowed_models. Raises KeyNameTaken.
+    `fields` are expires_at, allowed_models, spend_limit and spend_period. Raises KeyNameTaken.
     """
     body = settings.KILN_KEY_PREFIX + "".join(
         secrets.choice(_BASE62) for _ in range(_RANDOM_LENGTH)
@@ -133,11 +151,66 @@ def authenticate(secret: str) -> tuple[Caller, ApiKey]:
 def refuse_unusable(key: ApiKey) -> None:
     """Raise what `authenticate` says of a key that was revoked, expired, paused or suspended."""
     if key.revoked_at or (key.expires_at and key.expires_at <= timezone.now()):
-        raise KeyInvalid
+        raise KeyInvalid(key)
     if key.paused_at:
-        raise KeyPaused
+        raise KeyPaused(key)
     if key.organization.status == Organization.Status.SUSPENDED:
-        raise OrganizationSuspended(key.organization.status_reason)
+        raise OrganizationSuspended(key, key.organization.status_reason)
+
+
+def refuse_unlisted(key: ApiKey, model: str) -> None:
+    """Raise ModelNotAllowed for a model that is not on the key's list, if it has one."""
+    if key.allowed_models and model not in key.allowed_models:
+        raise ModelNotAllowed(key, model)
+
+
+def find(organization: Organization, name: str) -> ApiKey:
+    """Return the organization's key of that name that was not revoked. Raises KeyNotFound."""
+    key = ApiKey.objects.filter(organization=organization, name=name, revoked_at=None).first()
+    if key is None:
+        raise KeyNotFound(f"{organization} has no live key named {name!r}.")
+    return key
+
+
+def rotate(key: ApiKey, overlap: timedelta, *, created_by: Any = None) -> tuple[ApiKey, str]:
+    """Replace a key: return a new one of its name and limits, and its secret.
+
+    The old one is renamed and ends after `overlap`, or earlier if it would have anyway. The new
+    one keeps the old one's end, allow-list, spend limit and pause; its spend begins at zero.
+    Raises KeyEnded when there is nothing to replace, and KeyNameTaken.
+    """
+    with transaction.atomic():
+        old = ApiKey.objects.select_for_update(no_key=True).get(pk=key.pk)
+        now = timezone.now()
+        if old.revoked_at or (old.expires_at and old.expires_at <= now):
+            raise KeyEnded(f"The key {old.name!r} has ended; issue a new one.")
+        ends_at = min(now + overlap, old.expires_at or now + overlap)
+        _rename(old, _name_of_rotated(old), expires_at=ends_at)
+        return issue(
+            organization=old.organization,
+            name=old.name,
+            created_by=created_by,
+            expires_at=old.expires_at,
+            allowed_models=old.allowed_models,
+            spend_limit=old.spend_limit,
+            spend_period=old.spend_period,
+            paused_at=old.paused_at,
+        )
+
+
+def _rename(key: ApiKey, name: str, **fields: Any) -> None:
+    try:
+        with transaction.atomic():
+            ApiKey.objects.filter(pk=key.pk).update(name=name, **fields)
+    except IntegrityError:
+        raise KeyNameTaken(f"{key.organization} has a live key named {name!r}.") from None
+
+
+def _name_of_rotated(key: ApiKey) -> str:
+    # With its ID, so that the name is free however often keys of one name are rotated.
+    suffix = f" (rotated, {key.pk})"
+    length = ApiKey._meta.get_field("name").max_length or 0
+    return key.name[: length - len(suffix)] + suffix
 
 
 def revoke(key: ApiKey) -> None:

@@ -6,12 +6,10 @@ from datetime import timedelta
 from celery import shared_task
 from django.utils import timezone
 
-from billing import reconcile, usage
+from billing import digests, findings, notices, usage
+from billing.checks import CHECKS
 
 log = logging.getLogger(__name__)
-
-# Longer than the beat's period, so that a beat that was missed leaves no gap.
-_WINDOW = timedelta(hours=1)
 
 
 @shared_task
@@ -23,18 +21,25 @@ def reap_lost(**_: object) -> None:
 
 
 @shared_task
-def reconcile_balances(**_: object) -> None:
-    _tell(reconcile.balances(timezone.now() - _WINDOW))
+def check(name: str, *, is_full: bool = False) -> None:
+    """Run one of `billing.checks` over its last hours, or over everything."""
+    findings.run_alone(CHECKS[name], is_full=is_full)
 
 
 @shared_task
-def reconcile_costs(**_: object) -> None:
-    since = timezone.now() - _WINDOW
-    _tell(reconcile.charges(since))
-    _tell(reconcile.costs(since))
+def forget_old_runs(**_: object) -> None:
+    findings.forget_old_runs()
 
 
-def _tell(report: reconcile.Report) -> None:
-    log.info("%s: %d counted, %d found", report.invariant, report.counted, len(report.findings))
-    for finding in report.findings:
-        log.error("%s: %s", report.invariant, finding)
+@shared_task
+def seal_ledgers(**_: object) -> None:
+    """Verify what was sealed last, then seal the days that are over."""
+    findings.run_alone(CHECKS["digests"], is_full=False)
+    digests.seal((timezone.now() - timedelta(days=1)).date())
+
+
+@shared_task
+def send_notices(**_: object) -> None:
+    """Tell owners of low balances and of keys that expire."""
+    notices.look()
+    notices.send()

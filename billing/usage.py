@@ -17,13 +17,17 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from django.db.models import QuerySet
+from django.db.models.functions import Now
 from django.utils import timezone
 
-from billing import keys, ledger, pricing
-from billing.models import ApiKey, CreditAccount, UsageEvent
+from billing import keys, ledger, limits, pricing
+from billing.models import CreditAccount, UsageEvent
 from billing.pricing import Prices
-from billing.standing import NotAdmitted, standings
+from billing.standing import NotAdmitted, read_keys, standings
 from billing.workers import is_dead_for
+
+# Why a request may not run; or what is left of its minute, None without a limit per minute.
+Answer = NotAdmitted | keys.KeyRefused | limits.Minute | None
 
 State = UsageEvent.State
 UsageSource = UsageEvent.UsageSource
@@ -64,6 +68,7 @@ class Admission:
     prices: Prices
     hold: Decimal
     created_at: datetime
+    held_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +106,17 @@ class Lost:
     generation_ids: list[uuid.UUID] = field(default_factory=list)
 
 
-def admit(
-    admissions: Sequence[Admission], accounts: dict[int, CreditAccount]
-) -> list[NotAdmitted | keys.KeyRefused | None]:
-    """Open an event for each request that may run; return per request None or why not.
+def admit(admissions: Sequence[Admission], accounts: dict[int, CreditAccount]) -> list[Answer]:
+    """Open an event for each request that may run; return per request the answer.
 
-    Key and organization are read again here, under the lock: what was revoked, paused or
-    suspended a moment ago is refused now, whatever a cache said.
+    Key and organization are read again here, under the lock: what was revoked, paused, suspended
+    or limited a moment ago is refused now, whatever a cache said.
     """
-    callers = ApiKey.objects.select_related("organization").in_bulk(
-        {admission.key_id for admission in admissions}
+    callers, now = read_keys(admission.key_id for admission in admissions)
+    by_organization = standings(
+        accounts, {key.organization for key in callers.values()}, callers.values(), now
     )
-    by_organization = standings(accounts, [key.organization for key in callers.values()])
-    answers: list[NotAdmitted | keys.KeyRefused | None] = []
+    answers: list[Answer] = []
     opened: list[UsageEvent] = []
     for admission in admissions:
         key, organization = (
@@ -124,15 +127,17 @@ def admit(
             if key is None or organization is None:
                 raise keys.KeyInvalid
             keys.refuse_unusable(key)
-            organization.refuse_one_more()
+            keys.refuse_unlisted(key, admission.model)
+            organization.refuse_one_more(key.pk)
         except (NotAdmitted, keys.KeyRefused) as refusal:
             answers.append(refusal)
             continue
-        organization.in_flight += 1
-        organization.held += admission.hold
         opened.append(_event(admission))
-        answers.append(None)
+        answers.append(
+            organization.add(key.pk, hold=admission.hold, held_tokens=admission.held_tokens)
+        )
     UsageEvent.objects.bulk_create(opened)
+    limits.count_admitted({pk: one.minute for pk, one in by_organization.items() if one.minute})
     return answers
 
 
@@ -143,13 +148,19 @@ def settle(settlements: Sequence[Settlement], accounts: dict[int, CreditAccount]
     with what that event cost.
     """
     ids = [settlement.admission.generation_id for settlement in settlements]
-    rows = UsageEvent.objects.filter(pk__in=ids).values_list("pk", "state", "cost")
-    found = {pk: (state, cost) for pk, state, cost in rows}
+    found: dict[uuid.UUID, tuple[str, Decimal]] = {}
+    limited: dict[uuid.UUID, datetime] = {}  # whose tokens count, and the database's time
+    rows = UsageEvent.objects.filter(pk__in=ids).values_list(
+        "pk", "state", "cost", "organization__tokens_per_minute", Now()
+    )
+    for pk, state, cost, tokens_per_minute, now in rows:
+        found[pk] = (state, cost)
+        if tokens_per_minute is not None:
+            limited[pk] = now
     closed: list[UsageEvent] = []
     for settlement in settlements:
         generation_id = settlement.admission.generation_id
-        state, _ = found.get(generation_id, (None, None))
-        if _may_close(state, settlement.state):
+        if _may_close(found.get(generation_id, (None, None))[0], settlement.state):
             event = _event(settlement.admission)
             for name in _SETTLED_FIELDS:
                 setattr(event, name, getattr(settlement, name))
@@ -159,12 +170,18 @@ def settle(settlements: Sequence[Settlement], accounts: dict[int, CreditAccount]
         closed, update_conflicts=True, unique_fields=["id"], update_fields=_SETTLED_FIELDS
     )
     ledger.charge(closed, accounts)
+    limits.count_spend(closed)
+    limits.count_settled((event, limited[event.pk]) for event in closed if event.pk in limited)
     return [found[generation_id][1] for generation_id in ids]
 
 
 def close_lost(*, after: timedelta = LOST_AFTER) -> Lost:
     """Close as lost what workers left behind that have been silent for `after`: cost 0."""
     return _lose(UsageEvent.objects.filter(is_dead_for(after), state=State.IN_FLIGHT))
+
+
+def is_in_flight(generation_id: uuid.UUID) -> bool:
+    return UsageEvent.objects.filter(pk=generation_id, state=State.IN_FLIGHT).exists()
 
 
 def in_flight_of(worker_id: uuid.UUID) -> list[uuid.UUID]:
@@ -211,5 +228,6 @@ def _event(admission: Admission) -> UsageEvent:
         cached_input_price=admission.prices.cached_input,
         output_price=admission.prices.output,
         hold=admission.hold,
+        held_tokens=admission.held_tokens,
         created_at=admission.created_at,
     )

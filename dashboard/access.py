@@ -17,7 +17,7 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.views.decorators.cache import cache_control
 
-from billing.models import LedgerEntry, Organization, UsageEvent
+from billing.models import LedgerEntry, Membership, Organization, RefusalCount, UsageEvent
 from dashboard.models import User
 
 P = ParamSpec("P")
@@ -33,12 +33,21 @@ def organizations_of(user: User) -> QuerySet[Organization]:
     return Organization.objects.filter(memberships__user=user).order_by("name", "pk")
 
 
+def is_owner(user: User, organization: Organization) -> bool:
+    owners = Membership.objects.filter(organization=organization, role=Membership.Role.OWNER)
+    return owners.filter(user=user).exists()
+
+
 def events_of(organization: Organization) -> QuerySet[UsageEvent]:
     return UsageEvent.objects.filter(organization=organization)
 
 
 def ledger_of(organization: Organization) -> QuerySet[LedgerEntry]:
     return LedgerEntry.objects.filter(organization=organization)
+
+
+def refusals_of(organization: Organization) -> QuerySet[RefusalCount]:
+    return RefusalCount.objects.filter(organization=organization)
 
 
 def find_event(organization: Organization, generation_id: str) -> UsageEvent:

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import orjson
 from django.core.exceptions import PermissionDenied
-from django.db.models import Sum
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils import timezone
@@ -24,11 +23,14 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from billing import limits
 from billing.models import ApiKey, UsageEvent
 from billing.money import plain
 from billing.standing import standing
+from billing.statements import Month, NoStatement, statement
 from dashboard import access
 from dashboard.authentication import ApiKeyAuthentication
+from dashboard.statements import CSV_TYPE, csv_of, json_of
 from gateway import errors
 
 log = logging.getLogger(__name__)
@@ -111,18 +113,41 @@ class Credits(KeyView):
         )
 
 
-class Key(KeyView):
-    """GET /v1/key: the calling key, its spend of this month, its organization's limits.
+class StatementDetail(KeyView):
+    """GET /v1/statements/{yyyy-mm}: a month's statement, as CSV by `?format=csv` or `Accept`."""
 
-    The spend is that of the calendar month in UTC, from `spend_since` on: the sum over all time
-    would read every event that the key ever made.
+    def get(self, request: Request, month: str) -> HttpResponse:
+        wanted = request.query_params.get("format") or _preferred(request)
+        if wanted not in {"json", "csv"}:
+            raise errors.InvalidRequest("The format is json or csv.", param="format")
+        try:
+            found = statement(self.key.organization, Month.parse(month))
+        except NoStatement:
+            raise errors.NotFound(
+                "There is no statement of this month: name one as in 2026-11, from the "
+                "organization's first month to the present one."
+            ) from None
+        if wanted == "csv":
+            return HttpResponse(csv_of(found), content_type=CSV_TYPE)
+        return Response(json_of(found))
+
+
+def _preferred(request: Request) -> str:
+    wanted = request._request.get_preferred_type(["application/json", "text/csv"])
+    return "csv" if wanted == "text/csv" else "json"
+
+
+class Key(KeyView):
+    """GET /v1/key: the calling key, its limit and what it spent of it, its organization's limits.
+
+    The spend is that of the key's period, from `spend_since` on; of all time without a period.
     """
 
     def get(self, request: Request) -> Response:
         key, organization = self.key, self.key.organization
-        month = timezone.now().astimezone(UTC).replace(day=1, hour=0, minute=0, second=0)
-        month = month.replace(microsecond=0)
-        spend = access.events_of(organization).filter(api_key=key, created_at__gte=month)
+        now = timezone.now()
+        period = limits.span(key.spend_period, now)
+        limit = key.spend_limit
         return Response(
             {
                 "name": key.name,
@@ -131,12 +156,17 @@ class Key(KeyView):
                 "created_at": _instant(key.created_at),
                 "expires_at": _instant(key.expires_at),
                 "allowed_models": key.allowed_models,
-                "spend": plain(spend.aggregate(spend=Sum("cost", default=0))["spend"]),
-                "spend_since": _instant(month),
+                "spend_limit": None if limit is None else plain(limit),
+                "spend_period": key.spend_period,
+                "spend": plain(limits.spends([key], now)[key.pk]),
+                "spend_since": _instant(period.since),
+                "spend_resets_at": _instant(period.resets_at),
                 "organization": {
                     "name": organization.name,
                     "slug": organization.slug,
                     "max_in_flight": organization.max_in_flight,
+                    "requests_per_minute": organization.requests_per_minute,
+                    "tokens_per_minute": organization.tokens_per_minute,
                 },
             }
         )

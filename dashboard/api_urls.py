@@ -6,6 +6,7 @@ from dashboard import api
 
 urlpatterns = [
     path("generations/<str:generation_id>", api.GenerationDetail.as_view(), name="v1-generation"),
+    path("statements/<str:month>", api.StatementDetail.as_view(), name="v1-statement"),
     path("credits", api.Credits.as_view(), name="v1-credits"),
     path("key", api.Key.as_view(), name="v1-key"),
 ]

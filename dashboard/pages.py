@@ -5,20 +5,23 @@ billing's. Nothing here counts events or reads more of them than it shows.
 """
 
 from dataclasses import dataclass
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
 from django.contrib.auth import login
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.views import RedirectURLMixin
-from django.core.exceptions import BadRequest
+from django.db.models import Max, Sum
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils import timezone
 from django.utils.decorators import method_decorator
 from django.views.decorators.cache import cache_control
 from django.views.decorators.http import require_safe
 from django.views.generic import View
 
+from billing import notices
 from billing.models import Organization, UsageEvent
 from billing.standing import standing
 from dashboard import access, login_links, paging
@@ -26,6 +29,8 @@ from dashboard.access import PersonRequest, member_page
 from gateway.models import CatalogModel
 
 PAGE_SIZE = 50
+REFUSALS_MAX = 20
+EXPIRING_KEYS_MAX = 5
 
 _MILLION = 6  # prices are in USD per million tokens: ten to this power
 
@@ -70,17 +75,18 @@ def requests(request: PersonRequest, organization: Organization) -> HttpResponse
             pass  # the page says so, above the list
         else:
             return redirect("request-detail", organization.slug, event.pk)
-    page = _page(request, organization)
-    untouched = not page.events and not _cursors(request)
+    page = paging.asked_for(request, access.events_of(organization), size=PAGE_SIZE)
+    untouched = not page.rows and not page.moved
     return render(
         request,
         "dashboard/requests.html",
         {
-            **_frame(request, organization),
+            **frame(request, organization, section="requests"),
             "standing": standing(organization.pk),
+            "expiring_keys": notices.expiring_keys(organization)[:EXPIRING_KEYS_MAX],
             "page": page,
-            "moved": bool(_cursors(request)),
             "missing": wanted,
+            "refusals": () if page.moved else _refusals(organization),
             "first_steps": _first_steps(request, organization) if untouched else None,
         },
     )
@@ -100,7 +106,7 @@ def request_detail(
         request,
         "dashboard/request_detail.html",
         {
-            **_frame(request, organization),
+            **frame(request, organization, section="requests"),
             "event": event,
             "lines": _lines(event),
             "ledger": access.ledger_of(organization).filter(event=event).order_by("pk"),
@@ -108,32 +114,23 @@ def request_detail(
     )
 
 
-def _frame(request: PersonRequest, organization: Organization) -> dict[str, Any]:
+def frame(request: PersonRequest, organization: Organization, *, section: str) -> dict[str, Any]:
     """Return what the frame around every page of an organization shows."""
     return {
         "organization": organization,
         "organizations": access.organizations_of(request.user),
-        "section": "requests",
+        "section": section,
     }
 
 
-def _cursors(request: HttpRequest) -> dict[str, str]:
-    return {name: request.GET[name] for name in ("before", "after") if request.GET.get(name)}
-
-
-def _page(request: HttpRequest, organization: Organization) -> paging.Page:
-    """Return the page that the query string names. Raises BadRequest for what is no cursor."""
-    events, cursors = access.events_of(organization), _cursors(request)
-    try:
-        if "before" in cursors:
-            cursor = paging.Cursor.parse(cursors["before"])
-            return paging.older_than(events, cursor, size=PAGE_SIZE)
-        if "after" in cursors:
-            cursor = paging.Cursor.parse(cursors["after"])
-            return paging.newer_than(events, cursor, size=PAGE_SIZE)
-    except paging.BadCursor:
-        raise BadRequest("The page address is damaged.") from None
-    return paging.newest(events, size=PAGE_SIZE)
+def _refusals(organization: Organization) -> list[Any]:
+    """Return what was refused in the last 24 hours, by key and reason, the most frequent first."""
+    since = timezone.now() - timedelta(hours=24)
+    found = access.refusals_of(organization).filter(minute__gte=since).order_by()
+    by_reason = found.values("api_key__name", "api_key__last4", "status_code", "code")
+    counted = by_reason.annotate(times=Sum("number"), latest=Max("minute"))
+    ordered = counted.order_by("-times", "-latest", "api_key__name", "status_code", "code")
+    return list(ordered[:REFUSALS_MAX])
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import path
 
-from dashboard import pages
+from dashboard import credits, organization_settings, pages, statements
 
 urlpatterns = [
     path("", pages.home, name="home"),
@@ -18,4 +18,10 @@ urlpatterns = [
     path(
         "o/<slug:slug>/requests/<str:generation_id>/", pages.request_detail, name="request-detail"
     ),
+    path("o/<slug:slug>/credits/", credits.lines, name="credits"),
+    path("o/<slug:slug>/statements/", statements.months, name="statements"),
+    path("o/<slug:slug>/statements/<str:month>/", statements.page, name="statement"),
+    path("o/<slug:slug>/statements/<str:month>.csv", statements.as_csv, name="statement-csv"),
+    path("o/<slug:slug>/statements/<str:month>.json", statements.as_json, name="statement-json"),
+    path("o/<slug:slug>/settings/", organization_settings.page, name="settings"),
 ]

@@ -14,8 +14,9 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 
+from billing.admin.columns import ReadOnlyAdmin
 from gateway import catalog_file, maintenance
-from gateway.models import Backend, CatalogModel, Maintenance, ModelPrice
+from gateway.models import Backend, BackendReading, CatalogModel, Maintenance, ModelPrice
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Any]
@@ -166,6 +167,19 @@ class BackendAdmin(_ModelAdmin):
         for backend in selected:
             Backend.objects.filter(pk=backend.pk).update(enabled=enabled)
             self.log_change(request, backend, "Enabled" if enabled else "Disabled")
+
+
+@admin.register(BackendReading)
+class BackendReadingAdmin(ReadOnlyAdmin):
+    list_display = [
+        *["metrics_url", "served_model_name", "read_at"],
+        *["server_started", "prompt_tokens", "completion_tokens"],
+    ]
+    shown = [
+        *["metrics_url", "served_model_name", "read_at"],
+        *["server_started", "prompt_tokens", "completion_tokens"],
+    ]
+    ordering = ["metrics_url", "served_model_name"]
 
 
 class MaintenanceForm(_ModelForm):

@@ -10,6 +10,7 @@ from time import monotonic
 
 from billing import keys
 from gateway.commits import Commits
+from gateway.refusal_counts import RefusalCounts
 from gateway.refusals import in_words_of_api
 
 _MAX_AGE_SECONDS = 2.0
@@ -25,8 +26,9 @@ class _Entry:
 class Callers:
     """Authenticate by memory, and by one look-up for all who ask for the same key meanwhile."""
 
-    def __init__(self, commits: Commits) -> None:
+    def __init__(self, commits: Commits, refusals: RefusalCounts) -> None:
         self._commits = commits
+        self._refusals = refusals
         self._entries: dict[bytes, _Entry] = {}
 
     async def authenticate(self, secret: str) -> keys.Caller:
@@ -47,7 +49,10 @@ class Callers:
         # Shielded: one of many who wait may leave without taking the answer from the others.
         answer = await asyncio.shield(entry.answer)
         if isinstance(answer, keys.KeyRefused):
-            raise in_words_of_api(answer)
+            refusal = in_words_of_api(answer)
+            if answer.key:
+                self._refusals.count(answer.key.organization_id, answer.key.pk, refusal)
+            raise refusal
         return answer
 
     async def _look_up(self, secret: str, digest: bytes, entry: _Entry) -> None:

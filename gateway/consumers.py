@@ -8,7 +8,7 @@ The event is durable before the generation ID is sent, the cost before it is nam
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 
 from django.conf import settings
@@ -29,6 +29,7 @@ from gateway.generation import Generation
 from gateway.meter import ErrorEvent, NotACompletion
 from gateway.payload import ChatRequest
 from gateway.process import Process
+from gateway.refusals import rate_limit_headers
 from gateway.streaming import ReaderStalled, StreamingConsumer, TotalTimeReached
 
 _SILENT = BackendFailed("The model backend stopped answering.")
@@ -52,6 +53,15 @@ class ChatCompletions(StreamingConsumer):
         secret = bearer.secret_from(self.headers, self.scope["query_string"])
         running = await process.running()
         caller = await running.callers.authenticate(secret)
+        try:
+            await self._respond_to(running, caller)
+        except ApiError as error:
+            if not (self._generation and self._generation.is_admitted):
+                running.refusals.count(caller.organization_id, caller.key_id, error)
+            raise
+
+    async def _respond_to(self, running: Process, caller: Caller) -> None:
+        """Decide on the request of a good key, and serve it."""
         await running.commits.glance(caller)
         running.catalog.refuse_maintenance()
         body = await self.read_body()
@@ -61,7 +71,8 @@ class ChatCompletions(StreamingConsumer):
         model.refuse_maintenance()
         payload.check(request, image_input=model.image_input)
         request = payload.apply_policy(request, model.cells)
-        await self._serve(running, caller, model, request)
+        with running.answering(self):
+            await self._serve(running, caller, model, request)
 
     async def _serve(
         self, running: Process, caller: Caller, model: Model, request: ChatRequest
@@ -75,9 +86,8 @@ class ChatCompletions(StreamingConsumer):
             worker_id=running.worker_id,
             hold_output_tokens_max=settings.KILN_HOLD_OUTPUT_TOKENS_MAX,
         )
-        running.refuse_while_stale()
         try:
-            await running.commits.admit(current.admission)
+            current.minute = await running.commits.admit(current.admission)
             current.is_admitted = True
             self.id_headers = [
                 ("x-neocloud-generation-id", current.id),
@@ -154,6 +164,7 @@ class ChatCompletions(StreamingConsumer):
             if visible:
                 await self.send_frames(visible)
             if meter.is_done:
+                answer.done()
                 break
             self.wait_at_most(settings.KILN_IDLE_SECONDS, _SILENT)
         self.waited()
@@ -169,6 +180,10 @@ class ChatCompletions(StreamingConsumer):
         except ErrorEvent as event:
             raise upstream.error_event(event.error) from None
         self.waited()
+
+    def more_headers(self) -> Iterable[tuple[str, str]]:
+        minute = self._generation.minute if self._generation else None
+        return rate_limit_headers(minute) if minute else ()
 
     async def client_left(self) -> None:
         meter = self._generation.meter if self._generation else None

@@ -6,6 +6,7 @@
     ├── OrganizationSuspended    403 organization_suspended   permission_error
     ├── ModelNotAllowed          403 model_not_allowed        permission_error
     ├── InsufficientCredits      402 insufficient_credits     billing_error
+    ├── SpendLimitReached        402 spend_limit_reached      billing_error
     ├── InvalidRequest           400 (no code)                invalid_request_error
     │   ├── EmptyArray           400 empty_array
     │   ├── UnsupportedParameter 400 unsupported_parameter
@@ -18,6 +19,7 @@
     ├── RequestTooLarge          413 request_too_large        invalid_request_error
     ├── UnsupportedEncoding      415 (no code)                invalid_request_error
     ├── TooManyInFlight          429 rate_limit_exceeded      rate_limit_error
+    ├── RateLimitReached         429 rate_limit_exceeded      rate_limit_error
     ├── InternalError            500 internal_error           server_error
     ├── BackendFailed            502 plain text, no code
     └── Unavailable              503 no_backend_available     service_unavailable
@@ -115,6 +117,30 @@ class InsufficientCredits(ApiError):
         )
 
 
+class SpendLimitReached(ApiError):
+    """The key's own limit; `period` is what it is a limit of: none, day, week or month."""
+
+    status, type, code = 402, "billing_error", "spend_limit_reached"
+
+    def __init__(
+        self,
+        *,
+        limit: Decimal,
+        period: str,
+        spent: Decimal,
+        held: Decimal,
+        resets_at: datetime | None,
+    ) -> None:
+        each = f" a {period}" if resets_at else ""
+        resets = (
+            f"It resets at {resets_at:%Y-%m-%d %H:%M} UTC." if resets_at else "It never resets."
+        )
+        super().__init__(
+            f"This API key may spend {plain(limit)} USD{each}: {plain(spent)} USD are spent and "
+            f"{plain(held)} USD are held for its requests in flight. {resets}"
+        )
+
+
 class InvalidRequest(ApiError):
     status, type = 400, "invalid_request_error"
 
@@ -181,6 +207,22 @@ class UnsupportedEncoding(ApiError):
 class TooManyInFlight(ApiError):
     status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
     retry = True
+
+
+class RateLimitReached(ApiError):
+    """A limit per minute, which an operator set; `param` says which."""
+
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+    retry = True
+
+    def __init__(
+        self, message: str, *, param: str, retry_after: int, headers: list[tuple[str, str]]
+    ) -> None:
+        super().__init__(message, param=param)
+        self._headers = [("retry-after", str(retry_after)), *headers]
+
+    def headers(self) -> list[tuple[str, str]]:
+        return [*super().headers(), *self._headers]
 
 
 class InternalError(ApiError):

@@ -14,6 +14,7 @@ from time import monotonic, time_ns
 
 from billing import pricing, usage
 from billing.keys import Caller
+from billing.limits import Minute
 from billing.money import MONEY_MAX, plain
 from gateway.catalog import Backend, Model
 from gateway.meter import Expected, Meter, Usage
@@ -46,6 +47,7 @@ class Generation:
     backend: Backend
     began: float = field(default_factory=monotonic)
     is_admitted: bool = False
+    minute: Minute | None = None  # what was left at admission, with a limit per minute
     is_sent: bool = False
     first_token_at: float | None = None
 
@@ -133,6 +135,7 @@ def begin(
             prices=model.prices,
             hold=min(hold, MONEY_MAX),
             created_at=datetime.now(UTC),
+            held_tokens=request.prompt_tokens + output_tokens * choices,
         ),
         meter=Meter(
             Expected(

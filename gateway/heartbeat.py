@@ -20,6 +20,10 @@ from billing import usage, workers
 log = logging.getLogger(__name__)
 
 
+# How much longer than a beat another worker may need to find the database again.
+_RECONNECT_SECONDS = 2.0
+
+
 class Heartbeat(threading.Thread):
     """Beat every `seconds`; `is_fresh` tells whether this worker's slots count for others."""
 
@@ -30,12 +34,14 @@ class Heartbeat(threading.Thread):
         seconds: float,
         ttl_seconds: float,
         is_open: Callable[[uuid.UUID], bool],
+        on_pause: Callable[[], None],
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._worker_id = worker_id
         self._seconds = seconds
         self._ttl_seconds = ttl_seconds
         self._is_open = is_open
+        self._on_pause = on_pause
         self._is_over = threading.Event()
         self._last_beat = -1e9
         self._admit_from = 0.0
@@ -45,8 +51,9 @@ class Heartbeat(threading.Thread):
         started = monotonic()
         workers.beat(worker_id=self._worker_id, host=socket.gethostname(), pid=os.getpid())
         if self._last_beat > 0 and started - self._last_beat > self._ttl_seconds:
-            # Others counted our slots as free meanwhile: let them see the beat before we admit.
-            self._admit_from = started + self._seconds
+            # Our slots counted as free meanwhile, and so did those of others if the database was
+            # away: all of us beat before one of us admits.
+            self._admit_from = started + self._seconds + _RECONNECT_SECONDS
         self._last_beat = started
 
     @property
@@ -56,8 +63,14 @@ class Heartbeat(threading.Thread):
         return now - self._last_beat <= self._ttl_seconds and now >= self._admit_from
 
     def run(self) -> None:
+        awake = monotonic()
         while not self._is_over.wait(self._seconds):
+            # Not the time of the last beat: with the database away nobody else admits either.
+            was_paused = monotonic() - awake > self._ttl_seconds
+            awake = monotonic()
             try:
+                if was_paused:
+                    self._give_up_slots()
                 self.beat()
                 self._tidy()
             except (DatabaseError, InterfaceError) as error:
@@ -75,6 +88,16 @@ class Heartbeat(threading.Thread):
             log.error("the worker's end could not be recorded: %s", error)
         finally:
             close_old_connections()
+
+    def _give_up_slots(self) -> None:
+        """Lose what this process was running: others may have taken its slots during a pause.
+
+        Before the beat, which would make them count again. What had ended all the same is still
+        billed: its settlement finds the event lost, and corrects it.
+        """
+        log.error("the process was paused for longer than its heartbeat may be silent")
+        self._on_pause()
+        usage.close_abandoned(usage.in_flight_of(self._worker_id))
 
     def _tidy(self) -> None:
         lost = usage.close_lost().generation_ids

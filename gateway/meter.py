@@ -256,7 +256,8 @@ class Meter:
         if not isinstance(part, dict):
             return
         texts = [part.get("content"), part.get("reasoning") or part.get("reasoning_content")]
-        for call in part.get("tool_calls") or ():
+        calls = part.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
             function = call.get("function") if isinstance(call, dict) else None
             texts.append(function.get("arguments") if isinstance(function, dict) else None)
         for text in texts:

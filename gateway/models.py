@@ -13,6 +13,11 @@ from django.db.models.functions import Coalesce, Now
 
 from billing.fields import PriceField
 
+HTTP_URL = RegexValidator(
+    r"^https?://[^\s/?#@\\]+(/[^\s?#\\]*)?$",
+    "An http or https URL without user, query or fragment.",
+)
+
 
 class CatalogModel(models.Model):
     """What can be asked for, by an ID that is compared exactly."""
@@ -89,12 +94,7 @@ class Backend(models.Model):
     url = models.CharField(
         "URL",
         max_length=500,
-        validators=[
-            RegexValidator(
-                r"^https?://[^\s/?#@\\]+(/[^\s?#\\]*)?$",
-                "An http or https URL without user, query or fragment.",
-            )
-        ],
+        validators=[HTTP_URL],
         help_text="The base of its API, as in http://10.0.0.7:8000/v1.",
     )
     served_model_name = models.CharField(max_length=200)
@@ -112,6 +112,14 @@ class Backend(models.Model):
         help_text="Ask for usage in every chunk (vLLM), so that a client that leaves is billed "
         "by the server's own count.",
     )
+    metrics_url = models.CharField(
+        "metrics URL",
+        max_length=500,
+        blank=True,
+        validators=[HTTP_URL],
+        help_text="Where vLLM publishes its counters, as in http://10.0.0.7:8000/metrics: its "
+        "tokens are compared with those of usage events. Empty: no comparison.",
+    )
 
     class Meta:
         constraints: ClassVar = [
@@ -121,6 +129,30 @@ class Backend(models.Model):
 
     def __str__(self) -> str:
         return f"{self.model}: {self.name}"
+
+
+class BackendReading(models.Model):
+    """The token counters of a model server at its last reading; `second_source` is its writer.
+
+    Not of a Backend row: two models may share a server, and a catalog file makes rows anew.
+    """
+
+    metrics_url = models.CharField("metrics URL", max_length=500)
+    served_model_name = models.CharField(max_length=200)
+    read_at = models.DateTimeField()
+    server_started = models.FloatField(null=True, help_text="The server's own clock, if it says.")
+    prompt_tokens = models.PositiveBigIntegerField()
+    completion_tokens = models.PositiveBigIntegerField()
+
+    class Meta:
+        constraints: ClassVar = [
+            UniqueConstraint(
+                name="backend_reading_once", fields=["metrics_url", "served_model_name"]
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.served_model_name} at {self.metrics_url}"
 
 
 class Maintenance(models.Model):

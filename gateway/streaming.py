@@ -74,6 +74,8 @@ class StreamingConsumer(AsyncConsumer):  # type: ignore[misc]
         self.given_up: ApiError | None = None  # why a time limit ended the work
         self._is_ended = False
         self._is_stream = False
+        # HTTP/1.0 knows no chunks, and uvicorn would send them: such a stream goes out whole.
+        self._gathered: list[bytes] | None = [] if scope["http_version"] == "1.0" else None
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.current_task(self._loop)
         self._now = self._loop.time
@@ -155,6 +157,9 @@ class StreamingConsumer(AsyncConsumer):  # type: ignore[misc]
     def wait_at_most(self, seconds: float, error: ApiError) -> None:
         """Give up with `error` unless this is called again, or `waited`, within `seconds`."""
         self._deadline = (self._now() + seconds, error)
+        if self._timer and self._deadline[0] < self._timer.when():
+            self._timer.cancel()  # it would look only when this limit is long past
+            self._tick()
 
     def waited(self) -> None:
         self._deadline = None
@@ -163,9 +168,11 @@ class StreamingConsumer(AsyncConsumer):  # type: ignore[misc]
         """Send comments while nothing else is sent, the head before the first of them."""
         self._is_stream = True
 
-    def _give_up(self, error: ApiError) -> None:
-        self.given_up = error
-        self._cancel_work()
+    def give_up(self, error: ApiError) -> None:
+        """End the work; the client is told `error`."""
+        if self.given_up is None:
+            self.given_up = error
+            self._cancel_work()
 
     def _cancel_work(self) -> None:
         if self._work is not None and not self._is_ended:
@@ -181,14 +188,14 @@ class StreamingConsumer(AsyncConsumer):  # type: ignore[misc]
         if self._is_ended or self.client_gone or self.given_up:
             return
         if now >= self._began + settings.KILN_TOTAL_SECONDS:
-            self._give_up(TotalTimeReached())
+            self.give_up(TotalTimeReached())
             return
         if self._sending_since is not None:
             if now >= self._sending_since + stalled:
-                self._give_up(ReaderStalled())
+                self.give_up(ReaderStalled())
                 return
         elif self._deadline and now >= self._deadline[0]:
-            self._give_up(self._deadline[1])
+            self.give_up(self._deadline[1])
             return
         elif self._is_stream and now >= self._last_sent + keepalive:
             self._watch(self._send_keepalive())
@@ -215,16 +222,28 @@ class StreamingConsumer(AsyncConsumer):  # type: ignore[misc]
 
     async def start_stream(self) -> None:
         """Send the head of a stream, once."""
-        if not self.is_started:
+        if not self.is_started and self._gathered is None:
             self._is_stream = True
             await self._send_head(200, STREAM_HEADERS)
 
     async def send_frames(self, frames: Iterable[bytes], *, is_last: bool = False) -> None:
         """Send events, each of which is the data of one; after the last the answer is over."""
-        await self.start_stream()
-        await self._send_body(b"".join(map(sse.frame, frames)), more=not is_last)
+        body = b"".join(map(sse.frame, frames))
+        if self._gathered is None:
+            await self.start_stream()
+            await self._send_body(body, more=not is_last)
+            return
+        self._gathered.append(body)
+        if is_last:
+            await self.send_whole(200, STREAM_HEADERS, b"".join(self._gathered))
+
+    def more_headers(self) -> Iterable[tuple[str, str]]:
+        """Called when the head goes out, for what it carries beside the answer's own headers."""
+        return ()
 
     async def _send_keepalive(self) -> None:
+        if self._gathered is not None:
+            return
         await self.start_stream()
         if not self._is_ended:
             await self._send_body(sse.KEEPALIVE, more=True)
@@ -246,7 +265,7 @@ class StreamingConsumer(AsyncConsumer):  # type: ignore[misc]
                 "status": status,
                 "headers": [
                     (name.encode(), value.encode("latin-1"))
-                    for name, value in [*headers, *self.id_headers]
+                    for name, value in [*headers, *self.more_headers(), *self.id_headers]
                 ],
             }
         )

@@ -1,32 +1,26 @@
 """The connection side of the backends: send a request, read its answer. The only httpx.
 
-httpx's Request and Response go straight to a transport: its AsyncClient walks the whole pool for
-each request and carries one answer's cookies into the next request. What the transport raises is
-mapped here, once, and nothing of it reaches a customer.
+httpx's Request and Response go straight to our transport: its AsyncClient carries one answer's
+cookies into the next request. What the transport raises is mapped here, once, and nothing of it
+reaches a customer.
 """
 
-import asyncio
-import contextvars
-import errno
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from typing import Any
 
-import aiohttp
 import httpx
 import orjson
-from httpx_aiohttp import AiohttpTransport
 
 from gateway.catalog import Backend
 from gateway.errors import ApiError, BackendFailed, BackendRefused
 from gateway.sse import FrameParser, FrameTooLarge
+from gateway.transport import Request, Transport
 
 log = logging.getLogger(__name__)
 
-# llama.cpp and uvicorn close idle connections after 5 s; one reused at that moment is lost.
-_KEEPALIVE_SECONDS = 3.0
 _ERROR_BODY_MAX = 64 * 1024
 _MESSAGE_MAX = 2000
 
@@ -34,13 +28,11 @@ FAILED = "The model backend returned an error. Try again later."
 UNREACHABLE = "The model backend could not be reached. Try again later."
 BROKE_OFF = "The model backend broke off its answer."
 
-_reused: contextvars.ContextVar[bool] = contextvars.ContextVar("connection_reused", default=False)
-
 
 class TryAnother(Exception):
     """The backend surely did not begin to serve the request: another one may be asked.
 
-    Connection refused, 429, 503 (rulings.md 13). `is_busy` tells the last two, whose customer
+    No connection, 429, 503 (rulings.md 13). `is_busy` tells the last two, whose customer
     hears 503 when no other backend is left.
     """
 
@@ -53,26 +45,8 @@ class Upstream:
     """The connections of one event loop to all backends."""
 
     def __init__(self, *, connect_seconds: float, frame_max: int) -> None:
-        self._timeout = {"connect": connect_seconds}
         self._frame_max = frame_max
-        self._tls = httpx.create_ssl_context(trust_env=False)
-        # No limit of connections: admission is the limit, and a queue here would hide it.
-        self._kept = self._transport(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)
-        self._fresh = self._transport(limit=0, force_close=True)
-
-    def _transport(self, **connector: Any) -> AiohttpTransport:
-        def session() -> aiohttp.ClientSession:
-            trace = aiohttp.TraceConfig()
-            trace.on_connection_reuseconn.append(_note_reuse)
-            return aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=self._tls, **connector),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trace_configs=[trace],
-                trust_env=False,
-                auto_decompress=False,
-            )
-
-        return AiohttpTransport(verify=self._tls, client=session, trust_env=False)
+        self._transport = Transport(connect_seconds=connect_seconds)
 
     @asynccontextmanager
     async def send(
@@ -91,15 +65,9 @@ class Upstream:
         }
         if backend.api_key:
             headers["authorization"] = f"Bearer {backend.api_key}"
-        request = httpx.Request(
-            "POST",
-            _completions_url(backend.url),
-            headers=headers,
-            content=body,
-            extensions={"timeout": self._timeout},
-        )
+        request = Request("POST", _completions_url(backend.url), headers, body)
         with _mapped(backend, is_sent=False):
-            response = await self._request(request)
+            response = await self._transport.handle_async_request(request)
         try:
             answer = Answer(backend, response, self._frame_max)
             await answer.refuse_errors()
@@ -107,25 +75,8 @@ class Upstream:
         finally:
             await response.aclose()
 
-    async def _request(self, request: httpx.Request) -> httpx.Response:
-        """Send on a kept connection, or on a fresh one if that was closed without a byte.
-
-        A server may close a connection that lies idle at any moment, and llama.cpp closes each
-        after a stream: the request was not lost by the backend, it never reached it.
-        """
-        _reused.set(False)
-        try:
-            return await self._kept.handle_async_request(request)
-        except (httpx.TransportError, aiohttp.ClientError, OSError) as error:
-            cause = error.__cause__ or error
-            is_closed = isinstance(cause, aiohttp.ServerDisconnectedError | ConnectionResetError)
-            if not (_reused.get() and is_closed):
-                raise
-        return await self._fresh.handle_async_request(request)
-
     async def aclose(self) -> None:
-        await self._kept.aclose()
-        await self._fresh.aclose()
+        await self._transport.aclose()
 
 
 class Answer:
@@ -178,6 +129,10 @@ class Answer:
             raise BackendFailed(BROKE_OFF) from None
         if frames := parser.close():
             yield frames
+
+    def done(self) -> None:
+        """Say that the rest of the answer is of no interest."""
+        self._response.stream.is_done = True  # type: ignore[union-attr]
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         with _mapped(self.backend, is_sent=True):
@@ -232,26 +187,15 @@ def _parsed(body: bytes) -> Any:
         return body.decode("utf-8", "replace")
 
 
-async def _note_reuse(*_: Any) -> None:
-    _reused.set(True)
-
-
 @contextmanager
 def _mapped(backend: Backend, *, is_sent: bool) -> Iterator[None]:
-    """Map what the transport raises. It names two failures alike that we must tell apart, and
-    lets some of aiohttp's own through, so the cause decides."""
+    """Map what the transport raises to what the customer is told."""
     try:
         yield
-    except (httpx.TransportError, aiohttp.ClientError, OSError) as error:
-        cause = error.__cause__ or error
-        log.warning("backend %s: %s", backend.name, type(cause).__name__)
+    except httpx.TransportError as error:
+        log.warning("backend %s: %s %s", backend.name, type(error).__name__, error)
         if is_sent:
             raise BackendFailed(BROKE_OFF) from None
-        if (
-            isinstance(cause, aiohttp.ClientConnectorError)
-            and cause.os_error.errno == errno.ECONNREFUSED
-        ):
+        if isinstance(error, httpx.ConnectError):
             raise TryAnother(is_busy=False) from None
         raise BackendFailed(UNREACHABLE) from None
-    except asyncio.IncompleteReadError:
-        raise BackendFailed(BROKE_OFF) from None

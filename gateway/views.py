@@ -15,7 +15,7 @@ from django.views.decorators.csrf import csrf_exempt
 from billing.money import plain
 from gateway import bearer, process
 from gateway.catalog import Model
-from gateway.errors import ApiError, MethodNotAllowed, NotFound
+from gateway.errors import ApiError, MethodNotAllowed, NotFound, Unavailable
 
 View = Callable[..., Coroutine[Any, Any, HttpResponse]]
 
@@ -68,7 +68,6 @@ async def model(running: process.Process, model_id: str) -> HttpResponse:
 
 
 @csrf_exempt
-@csrf_exempt
 async def not_found(request: HttpRequest, *_: str) -> HttpResponse:
     """Answer any other path under /v1: JSON, never a redirect or a page."""
     return refused(NotFound(f"There is no {request.method} {request.path[:200]}."))
@@ -80,14 +79,19 @@ async def healthz(request: HttpRequest) -> HttpResponse:
 
 
 async def readyz(request: HttpRequest) -> HttpResponse:
-    """Say whether this process can admit requests: its database answers (rulings.md 24)."""
+    """Say whether this process admits requests: it does not drain, and its database answers.
+
+    Backends are told of and do not count (rulings.md 24).
+    """
     try:
         running = await process.running()
         await running.commits.read(_ask_database)
-    except ApiError:
+        if running.is_draining:
+            raise Unavailable("The gateway is restarting.")
+    except ApiError as error:
         return answer(
             503,
-            orjson.dumps({"status": "unavailable", "database": "unavailable"}),
+            orjson.dumps({"status": "unavailable", "reason": error.message}),
             [("content-type", "application/json")],
         )
     catalog = running.catalog

@@ -4,8 +4,11 @@ Serve it with `uvicorn kiln_site.asgi:application`. Channels' router knows no li
 wraps it: the parts of the process start before the first request and settle before the end.
 """
 
+import asyncio
 import logging
 import os
+import signal
+import threading
 from typing import Any
 
 from channels.routing import ProtocolTypeRouter, URLRouter
@@ -48,6 +51,7 @@ async def _lifespan(receive: Any, send: Any) -> None:
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":
+            _drain_on_signal(asyncio.get_running_loop())
             try:
                 await process.running()
             except Unavailable:
@@ -62,3 +66,18 @@ async def _lifespan(receive: Any, send: Any) -> None:
                 log.exception("the process did not stop cleanly")
             await send({"type": "lifespan.shutdown.complete"})
             return
+
+
+def _drain_on_signal(loop: asyncio.AbstractEventLoop) -> None:
+    """Begin to drain at SIGTERM: uvicorn ends the lifespan only when all connections have ended."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # only the main thread hears signals; whoever runs a server in another stops it
+    for number in (signal.SIGTERM, signal.SIGINT):
+        servers = signal.getsignal(number)
+
+        def drain(number: int, frame: Any, servers: Any = servers) -> None:
+            loop.call_soon_threadsafe(process.drain)
+            if callable(servers):
+                servers(number, frame)
+
+        signal.signal(number, drain)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import environ
+from celery.schedules import crontab
 from django.core.exceptions import ImproperlyConfigured
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -62,6 +63,12 @@ KILN_HEARTBEAT_SECONDS = env.float("KILN_HEARTBEAT_SECONDS", default=2.0)
 KILN_HEARTBEAT_TTL_SECONDS = env.float("KILN_HEARTBEAT_TTL_SECONDS", default=10.0)
 KILN_DRAIN_SECONDS = env.float("KILN_DRAIN_SECONDS", default=30.0)
 KILN_KEY_PREFIX = env.str("KILN_KEY_PREFIX", default="sk-bk-")
+
+# --- Notices to customers ------------------------------------------------------------------------
+vars().update(env.email_url("EMAIL_URL", default="consolemail://"))
+EMAIL_TIMEOUT = 10
+DEFAULT_FROM_EMAIL = env.str("EMAIL_FROM", default="Kiln <kiln@localhost>")
+KILN_WEBHOOK_PRIVATE = env.bool("KILN_WEBHOOK_PRIVATE", default=DEBUG)
 
 # --- Rooms ---------------------------------------------------------------------------------------
 INSTALLED_APPS = [
@@ -124,7 +131,12 @@ def _database() -> dict[str, Any]:
             "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;",
         }
     else:
-        database["OPTIONS"] = {"pool": {"min_size": 1, "max_size": 16, "timeout": 5}}
+        # Gives up soon on a database that is away, and finds it soon when it is back: settlements
+        # wait two seconds before they are spooled.
+        database["OPTIONS"] = {
+            "pool": {"min_size": 1, "max_size": 16, "timeout": 2, "reconnect_timeout": 1}
+        }
+        database["CONN_HEALTH_CHECKS"] = True
     return database
 
 
@@ -203,8 +215,38 @@ CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_WORKER_REDIRECT_STDOUTS = False
 CELERY_BEAT_SCHEDULE = {
     "reap-lost": {"task": "billing.tasks.reap_lost", "schedule": 15.0},
-    "reconcile-balances": {"task": "billing.tasks.reconcile_balances", "schedule": 300.0},
-    "reconcile-costs": {"task": "billing.tasks.reconcile_costs", "schedule": 60.0},
+    "balances": {"task": "billing.tasks.check", "args": ["balances"], "schedule": 300.0},
+    "charges": {"task": "billing.tasks.check", "args": ["charges"], "schedule": 60.0},
+    "costs": {"task": "billing.tasks.check", "args": ["costs"], "schedule": 60.0},
+    "stuck": {"task": "billing.tasks.check", "args": ["stuck"], "schedule": 60.0},
+    "anomalies": {"task": "billing.tasks.check", "args": ["anomalies"], "schedule": 300.0},
+    "second-source": {"task": "gateway.tasks.compare_second_source", "schedule": 3600.0},
+    "send-notices": {"task": "billing.tasks.send_notices", "schedule": 300.0},
+    "seal-ledgers": {
+        "task": "billing.tasks.seal_ledgers",
+        "schedule": crontab(hour="0", minute="30"),
+    },
+    # At night, everything.
+    **{
+        f"all-{name}": {
+            "task": "billing.tasks.check",
+            "args": [name],
+            "kwargs": {"is_full": True},
+            "schedule": crontab(hour="3", minute="10"),
+        }
+        for name in ("balances", "charges", "costs", "trial_balance")
+    },
+    # Each line of the ledger is read for this; the newest are read before each seal.
+    "all-digests": {
+        "task": "billing.tasks.check",
+        "args": ["digests"],
+        "kwargs": {"is_full": True},
+        "schedule": crontab(hour="5", minute="10", day_of_week="sun"),
+    },
+    "forget-old-runs": {
+        "task": "billing.tasks.forget_old_runs",
+        "schedule": crontab(hour="4", minute="10"),
+    },
 }
 
 # --- Logs: ids, counts and durations; never a prompt, a completion or a key ----------------------
@@ -226,5 +268,9 @@ LOGGING = {
     },
     "root": {"handlers": ["stderr"], "level": env.str("LOG_LEVEL", default="INFO")},
     # uvicorn's access log has handlers of its own, and prints addresses whole.
-    "loggers": {"uvicorn.access": {"filters": ["redact_keys"]}},
+    "loggers": {
+        "uvicorn.access": {"filters": ["redact_keys"]},
+        # Scanners send wrong hosts all day; each got its 400, none is worth a traceback.
+        "django.security.DisallowedHost": {"level": "CRITICAL"},
+    },
 }

@@ -365,6 +365,25 @@ def test_models_and_health(server: DemoModelServer) -> None:
     assert CLIENT.get(health).status_code == 503
 
 
+def test_metrics_count_what_was_computed(server: DemoModelServer) -> None:
+    def counted() -> list[float]:
+        text = CLIENT.get(server.url.removesuffix("/v1") + "/metrics").text
+        samples = dict(line.rsplit(" ", 1) for line in text.splitlines())
+        labels = '{engine="0",model_name="qwen3-32b"}'
+        names = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+        return [float(samples[name + labels]) for name in names]
+
+    before = counted()
+    whole = post(server, QUESTION).json()["usage"]
+    *_, last, _ = stream(server, QUESTION)
+    after = counted()
+    assert [new - old for new, old in zip(after, before, strict=True)] == [
+        whole[name] + last["usage"][name] for name in ("prompt_tokens", "completion_tokens")
+    ]
+    post(server, QUESTION, model="gpt-oss-120b")
+    assert counted() == after
+
+
 # Refusals
 
 

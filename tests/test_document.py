@@ -84,12 +84,14 @@ class Api:
         return request.json
 
     @contextmanager
-    def streaming(self, text: str = "demo:hang_after=2") -> Iterator[httpx.Response]:
+    def streaming(
+        self, text: str = "demo:hang_after=2", **fields: object
+    ) -> Iterator[httpx.Response]:
         """Hold an answer open from its head on; at the end the client leaves."""
         with CLIENT.stream(
             "POST",
             f"{self.gateway.base_url}/chat/completions",
-            json=body(text, stream=True),
+            json=body(text, stream=True, **fields),
             headers=self.tenant.headers,
         ) as answer:
             yield answer
@@ -102,11 +104,17 @@ class Api:
         wait_until(lambda: self.tenant.standing.in_flight == 0)
 
 
+def seen_by(tenant: Tenant, gateway: GatewayProcess, backend: DemoModelServer) -> Api:
+    """Return a tenant's view; the backend has ended and forgotten what earlier tests asked."""
+    backend.wait_until_idle(30)
+    backend.reset_counters()
+    return Api(gateway, tenant, backend)
+
+
 @pytest.fixture
 def api(served: GatewayProcess, acme: Tenant, model_server: DemoModelServer) -> Api:
-    """Acme's view of the gateway; the model server has forgotten what earlier tests asked."""
-    model_server.reset_counters()
-    return Api(served, acme, model_server)
+    """Acme's view of the gateway on either server."""
+    return seen_by(acme, served, model_server)
 
 
 def chunks(answer: httpx.Response) -> list[Any]:

@@ -4,6 +4,6 @@ Money moves only through `billing.ledger`, keys and organizations change only th
 modules; no form here edits an amount that moved, and no page shows a key after its first.
 """
 
-from billing.admin import keys, organizations, records
+from billing.admin import keys, organizations, reconciliation, records
 
-__all__ = ["keys", "organizations", "records"]
+__all__ = ["keys", "organizations", "reconciliation", "records"]

@@ -1,23 +1,20 @@
-"""Organizations in the admin: their limits, members and status, and the grant of credits."""
+"""Organizations in the admin: their limits, members and status, and the movements of credits."""
 
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ActionForm
-from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect
-from django.template.response import TemplateResponse
+from django.shortcuts import get_object_or_404
 from django.urls import URLPattern, path
 
-from billing import ledger, organizations
+from billing import organizations
+from billing.admin import movements
 from billing.admin.columns import ModelAdmin, ReadOnlyAdmin, usd
-from billing.models import CreditAccount, LedgerEntry, Membership, Organization
-from billing.money import MONEY_MAX, USD_PLACES, plain
+from billing.models import CreditAccount, Membership, Organization
+from billing.money import plain
 
 if TYPE_CHECKING:
     _MembershipInlineBase = admin.TabularInline[Membership, Organization]
@@ -27,23 +24,6 @@ else:
 
 class ReasonForm(ActionForm):
     reason = forms.CharField(required=False, max_length=200, label="Reason (the customer sees it)")
-
-
-class GrantForm(forms.Form):
-    """What a grant needs. The idempotency key comes with the form: sent twice, it grants once."""
-
-    amount = forms.DecimalField(
-        label="Amount (USD)",
-        min_value=Decimal(1).scaleb(-USD_PLACES),
-        max_value=MONEY_MAX,
-        max_digits=7 + USD_PLACES,
-        decimal_places=USD_PLACES,
-        widget=forms.TextInput(attrs={"inputmode": "decimal"}),
-    )
-    reason = forms.CharField(max_length=300, help_text="It stays in the ledger.")
-    idempotency_key = forms.CharField(
-        max_length=200, help_text="Names this grant: the same key never grants twice."
-    )
 
 
 class MembershipInline(_MembershipInlineBase):
@@ -65,6 +45,7 @@ class OrganizationAdmin(ModelAdmin):
 
     def get_fields(self, request: HttpRequest, obj: Organization | None = None) -> Any:
         fields = ["name", "slug", "max_in_flight", "overdraft_limit"]
+        fields += ["requests_per_minute", "tokens_per_minute"]
         return [*fields, "balance", "status", "status_reason", "created_at"] if obj else fields
 
     def get_readonly_fields(
@@ -110,50 +91,23 @@ class OrganizationAdmin(ModelAdmin):
             self.log_change(request, organization, "Activated")
 
     def get_urls(self) -> list[URLPattern]:
-        grant = self.admin_site.admin_view(self.grant_view)
-        return [
-            path("<int:pk>/grant/", grant, name="billing_organization_grant"),
-            *super().get_urls(),
+        view = self.admin_site.admin_view(self.movement_view)
+        own = [
+            path(f"<int:pk>/{name}/", view, {"name": name}, name=f"billing_organization_{name}")
+            for name in movements.OF_ORGANIZATION
         ]
+        return [*own, *super().get_urls()]
 
-    def grant_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Ask for amount, reason and idempotency key, and grant; the operator is the actor."""
-        # A grant is a new line of the ledger, so that is the permission it needs.
-        if not request.user.has_perm("billing.add_ledgerentry"):
-            raise PermissionDenied
+    def movement_view(self, request: HttpRequest, pk: int, name: str) -> HttpResponse:
         organization = get_object_or_404(Organization.objects.select_related("account"), pk=pk)
-        form = GrantForm(request.POST or None, initial={"idempotency_key": f"admin-{uuid4()}"})
-        if request.method == "POST" and form.is_valid():
-            entry = self._grant(request, organization, form)
-            if entry is not None:
-                text = f"{plain(entry.amount)} USD granted (ledger entry {entry.pk})"
-                self.log_change(request, organization, f"{text}: {entry.reason}")
-                self.message_user(request, f"{text} to {organization}.", messages.SUCCESS)
-                return redirect("admin:billing_organization_changelist")
-        context = {
-            **self.admin_site.each_context(request),
-            "title": f"Grant credits to {organization.name}",
-            "opts": self.opts,
-            "organization": organization,
-            "balance": self.balance(organization),
-            "form": form,
-        }
-        return TemplateResponse(request, "admin/billing/organization/grant.html", context)
-
-    def _grant(
-        self, request: HttpRequest, organization: Organization, form: GrantForm
-    ) -> LedgerEntry | None:
-        try:
-            return ledger.grant(
-                organization=organization,
-                amount=form.cleaned_data["amount"],
-                actor=request.user.get_username(),
-                reason=form.cleaned_data["reason"],
-                idempotency_key=form.cleaned_data["idempotency_key"],
-            )
-        except ledger.LedgerError as refusal:
-            form.add_error(None, str(refusal))
-            return None
+        return movements.movement_page(
+            self,
+            request,
+            movements.OF_ORGANIZATION[name],
+            organization,
+            facts=f"Balance now: {self.balance(organization)} USD.",
+            organization=organization,
+        )
 
 
 @admin.register(CreditAccount)

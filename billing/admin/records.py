@@ -1,8 +1,9 @@
-"""The records in the admin: usage events, ledger entries, workers. Read, never written.
+"""The records in the admin: usage events, ledger entries, digests, notices, workers.
 
-Events and entries are millions of rows, so no page counts them, sorts them by what has no index,
-or skips through them: a list is the newest rows of what was asked for, and asking is by generation
-ID, by organization, or by time where an index knows it.
+Read, never written: a refund is a new line of the ledger. Events and entries are millions of rows,
+so no page counts them, sorts them by what has no index, or skips through them: a list is the newest
+rows of what was asked for, and asking is by generation ID, by organization, or by time where an
+index knows it.
 """
 
 from datetime import timedelta
@@ -13,11 +14,23 @@ from uuid import UUID
 from django.contrib import admin
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
+from django.urls import URLPattern, path
 from django.utils import timezone
 
+from billing import ledger
+from billing.admin import movements
 from billing.admin.columns import ReadOnlyAdmin, usd
-from billing.models import GatewayWorker, LedgerEntry, Organization, UsageEvent
+from billing.models import (
+    GatewayWorker,
+    LedgerDigest,
+    LedgerEntry,
+    Notice,
+    Organization,
+    UsageEvent,
+)
+from billing.money import plain
 
 if TYPE_CHECKING:
     _Paginator = Paginator[Any]
@@ -137,6 +150,25 @@ class UsageEventAdmin(NewestAdmin):
         *map(usd, ["cost", "hold", "input_price", "cached_input_price", "output_price"]),
     ]
 
+    def get_urls(self) -> list[URLPattern]:
+        refund = self.admin_site.admin_view(self.refund_view)
+        return [
+            path("<uuid:pk>/refund/", refund, name="billing_usageevent_refund"),
+            *super().get_urls(),
+        ]
+
+    def refund_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        event = get_object_or_404(UsageEvent, pk=pk)
+        try:
+            charge = ledger.find_charge(str(pk))
+        except ledger.LedgerError:
+            raise Http404 from None
+        left = plain(ledger.left_of(charge))
+        facts = f"{charge.organization} was charged {plain(event.cost)} USD; {left} USD are left."
+        return movements.movement_page(
+            self, request, movements.REFUND, event, facts=facts, charge=charge
+        )
+
 
 @admin.register(LedgerEntry)
 class LedgerEntryAdmin(NewestAdmin):
@@ -151,9 +183,40 @@ class LedgerEntryAdmin(NewestAdmin):
         "kind",
         usd("amount"),
         "event",
+        "reverses",
         "actor",
         "reason",
         "idempotency_key",
+    ]
+
+
+@admin.register(LedgerDigest)
+class LedgerDigestAdmin(ReadOnlyAdmin):
+    paginator = NewestPaginator
+    show_full_result_count = False
+    list_display = ["organization", "day", "entries", usd("balance"), "fingerprint"]
+    list_select_related = ["organization"]
+    search_fields = ["organization__slug"]
+    ordering = ["-pk"]
+    shown = ["organization", "day", "last_entry", "entries", usd("balance"), "fingerprint"]
+
+    @admin.display(description="digest")
+    def fingerprint(self, link: LedgerDigest) -> str:
+        return bytes(link.digest).hex()
+
+
+@admin.register(Notice)
+class NoticeAdmin(ReadOnlyAdmin):
+    paginator = NewestPaginator
+    show_full_result_count = False
+    list_display = ["organization", "kind", "crossed_at", "mailed_at", "delivered_at", "attempts"]
+    list_select_related = ["organization"]
+    list_filter = ["kind"]
+    search_fields = ["organization__slug"]
+    ordering = ["-pk"]
+    shown = [
+        *["organization", "kind", "subject", "crossed_at", "cleared_at"],
+        *["mailed_at", "delivered_at", "attempts", "attempted_at"],
     ]
 
 

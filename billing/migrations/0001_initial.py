@@ -329,10 +329,10 @@ class Migration(migrations.Migration):
                     "reverses",
                     models.ForeignKey(
                         blank=True,
-                        help_text="The charge that a refund gives back, in whole or in part.",
+                        help_text="The charge that a refund gives back, or the purchase whose payment was taken back, in whole or in part.",
                         null=True,
                         on_delete=django.db.models.deletion.PROTECT,
-                        related_name="refunds",
+                        related_name="reversals",
                         to="billing.ledgerentry",
                     ),
                 ),
@@ -458,6 +458,7 @@ class Migration(migrations.Migration):
                     models.DateTimeField(help_text="When the webhook took it.", null=True),
                 ),
                 ("attempts", models.PositiveIntegerField(default=0)),
+                ("attempted_at", models.DateTimeField(null=True)),
                 ("cleared_at", models.DateTimeField(null=True)),
                 (
                     "organization",
@@ -541,6 +542,7 @@ class Migration(migrations.Migration):
                 ("cached_input_price", billing.fields.PriceField()),
                 ("output_price", billing.fields.PriceField()),
                 ("hold", billing.fields.MoneyField()),
+                ("held_tokens", models.PositiveBigIntegerField(default=0)),
                 ("created_at", models.DateTimeField()),
                 ("finished_at", models.DateTimeField(null=True)),
                 ("prompt_tokens", models.PositiveIntegerField(default=0)),
@@ -895,13 +897,16 @@ class Migration(migrations.Migration):
             model_name="ledgerentry",
             constraint=models.CheckConstraint(
                 condition=models.Q(
-                    models.Q(("kind", "refund"), ("reverses__isnull", False)),
                     models.Q(
-                        models.Q(("kind", "refund"), _negated=True), ("reverses__isnull", True)
+                        ("kind__in", ["refund", "payment_reversal"]), ("reverses__isnull", False)
+                    ),
+                    models.Q(
+                        models.Q(("kind__in", ["refund", "payment_reversal"]), _negated=True),
+                        ("reverses__isnull", True),
                     ),
                     _connector="OR",
                 ),
-                name="ledger_entry_refund_reverses",
+                name="ledger_entry_reverses_of_kind",
             ),
         ),
         migrations.AddConstraint(

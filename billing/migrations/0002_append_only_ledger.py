@@ -1,4 +1,4 @@
-"""Triggers that refuse to change or delete a line of the ledger, on both databases.
+"""Triggers that refuse to change or delete a line of the ledger or a digest, on both databases.
 
 The ORM offers `update()` and `delete()` to everybody and the admin; what must always hold is held
 by the database.
@@ -8,6 +8,8 @@ from typing import Any
 
 from django.db import migrations
 
+TABLES = ("billing_ledgerentry", "billing_ledgerdigest")
+
 POSTGRESQL = [
     """
     CREATE FUNCTION billing_ledger_is_append_only() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -15,31 +17,35 @@ POSTGRESQL = [
         RAISE EXCEPTION 'the ledger is append-only: % refused', TG_OP
             USING ERRCODE = 'integrity_constraint_violation';
     END $$
-    """,
     """
-    CREATE TRIGGER billing_ledgerentry_append_only BEFORE UPDATE OR DELETE ON billing_ledgerentry
-        FOR EACH ROW EXECUTE FUNCTION billing_ledger_is_append_only()
-    """,
-    """
-    CREATE TRIGGER billing_ledgerentry_no_truncate BEFORE TRUNCATE ON billing_ledgerentry
-        FOR EACH STATEMENT EXECUTE FUNCTION billing_ledger_is_append_only()
-    """,
 ]
-POSTGRESQL_REVERSE = [
-    "DROP TRIGGER billing_ledgerentry_no_truncate ON billing_ledgerentry",
-    "DROP TRIGGER billing_ledgerentry_append_only ON billing_ledgerentry",
-    "DROP FUNCTION billing_ledger_is_append_only()",
-]
-SQLITE = [
-    f"""
-    CREATE TRIGGER billing_ledgerentry_no_{operation} BEFORE {operation} ON billing_ledgerentry
-    BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: {operation} refused'); END
-    """
-    for operation in ("UPDATE", "DELETE")
-]
-SQLITE_REVERSE = [
-    f"DROP TRIGGER billing_ledgerentry_no_{operation}" for operation in ("UPDATE", "DELETE")
-]
+POSTGRESQL_REVERSE = []
+SQLITE = []
+SQLITE_REVERSE = []
+for table in TABLES:
+    POSTGRESQL += [
+        f"""
+        CREATE TRIGGER {table}_append_only BEFORE UPDATE OR DELETE ON {table}
+            FOR EACH ROW EXECUTE FUNCTION billing_ledger_is_append_only()
+        """,
+        f"""
+        CREATE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table}
+            FOR EACH STATEMENT EXECUTE FUNCTION billing_ledger_is_append_only()
+        """,
+    ]
+    POSTGRESQL_REVERSE += [
+        f"DROP TRIGGER {table}_no_truncate ON {table}",
+        f"DROP TRIGGER {table}_append_only ON {table}",
+    ]
+    for operation in ("UPDATE", "DELETE"):
+        SQLITE.append(
+            f"""
+            CREATE TRIGGER {table}_no_{operation} BEFORE {operation} ON {table}
+            BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: {operation} refused'); END
+            """
+        )
+        SQLITE_REVERSE.append(f"DROP TRIGGER {table}_no_{operation}")
+POSTGRESQL_REVERSE.append("DROP FUNCTION billing_ledger_is_append_only()")
 
 
 def _run(schema_editor: Any, statements: dict[str, list[str]]) -> None:

@@ -1,8 +1,9 @@
 """The tables of billing, and the rules that the database itself keeps.
 
 Who may write them: ApiKey `keys`, UsageEvent `usage`, LedgerEntry and CreditAccount `ledger`,
-GatewayWorker `workers`. Money points with PROTECT: nothing that a ledger line refers to can be
-deleted.
+GatewayWorker `workers`, KeySpend and MinuteUsage `limits`, RefusalCount `refusals`,
+ReconciliationRun and Finding `findings`. Money points with PROTECT: nothing that a ledger line
+refers to can be deleted.
 """
 
 from billing.models.keys import ApiKey, KeySpend, RefusalCount

@@ -60,8 +60,9 @@ class LedgerEntry(models.Model):
         on_delete=models.PROTECT,
         null=True,
         blank=True,
-        related_name="refunds",
-        help_text="The charge that a refund gives back, in whole or in part.",
+        related_name="reversals",
+        help_text="The charge that a refund gives back, or the purchase whose payment was taken "
+        "back, in whole or in part.",
     )
     idempotency_key = models.CharField(max_length=200, null=True, blank=True)  # noqa: DJ001
     actor = models.CharField(max_length=200, help_text="Who moved the money.")
@@ -98,9 +99,9 @@ class LedgerEntry(models.Model):
                 condition=~Q(kind="charge") | Q(event__isnull=False),
             ),
             CheckConstraint(
-                name="ledger_entry_refund_reverses",
-                condition=(Q(kind="refund") & Q(reverses__isnull=False))
-                | (~Q(kind="refund") & Q(reverses__isnull=True)),
+                name="ledger_entry_reverses_of_kind",
+                condition=Q(kind__in=["refund", "payment_reversal"], reverses__isnull=False)
+                | (~Q(kind__in=["refund", "payment_reversal"]) & Q(reverses__isnull=True)),
             ),
             UniqueConstraint(
                 name="ledger_entry_one_charge_per_event",

@@ -81,6 +81,7 @@ class Notice(models.Model):
     mailed_at = models.DateTimeField(null=True)
     delivered_at = models.DateTimeField(null=True, help_text="When the webhook took it.")
     attempts = models.PositiveIntegerField(default=0)
+    attempted_at = models.DateTimeField(null=True)
     cleared_at = models.DateTimeField(null=True)
 
     class Meta:

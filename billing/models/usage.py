@@ -71,6 +71,7 @@ class UsageEvent(models.Model):
     cached_input_price = PriceField()
     output_price = PriceField()
     hold = MoneyField()
+    held_tokens = models.PositiveBigIntegerField(default=0)
     created_at = models.DateTimeField()
     finished_at = models.DateTimeField(null=True)
     prompt_tokens = models.PositiveIntegerField(default=0)

@@ -23,7 +23,7 @@ from kiln_site.demo.replies import JSON, Ident, Reply
 from kiln_site.demo.state import State
 from kiln_site.demo.stream import Act, Event, Pause, Step, plan
 
-ROUTES: Final = {CHAT_PATH: "POST", "/v1/models": "GET", "/health": "GET"}
+ROUTES: Final = {CHAT_PATH: "POST", "/v1/models": "GET", "/health": "GET", "/metrics": "GET"}
 TURN: Final = 16  # events written before other connections get their turn
 WRITE_BYTES: Final = 64 * 1024
 ENDLESS_PIECE: Final = b"x" * WRITE_BYTES
@@ -35,6 +35,7 @@ class Exchange:
     def __init__(self, state: State, connection: Connection, request: HttpRequest) -> None:
         self._state, self._connection, self._request = state, connection, request
         self._faults: Faults = NO_FAULTS
+        self._model = ""
         self._keep = request.header("connection").lower() != "close"
         self._outcome: Outcome = state.records.begin(
             request.method, request.path.partition("?")[0], request.headers, request.body
@@ -61,6 +62,9 @@ class Exchange:
             await self._refuse(Refusal("Method Not Allowed", status=405))
         elif path == "/health":
             await self._reply(Reply(200 if self._state.healthy else 503, JSON, b"{}"))
+        elif path == "/metrics":
+            state = self._state
+            await self._reply(replies.metrics(state.models, state.counted, state.created))
         elif not self._authorized():
             await self._refuse(Refusal("Invalid API Key", status=401, type_="authentication_error"))
         elif path == "/v1/models":
@@ -84,6 +88,8 @@ class Exchange:
         except Refusal as refusal:
             await self._refuse(refusal)
             return
+        self._model = ask.model
+        self._state.counted["prompt_tokens", ask.model] += answer.prompt_tokens
         # vLLM does the same: the caller's request ID comes back in the ID of the completion.
         own = self._request.header("x-request-id") or secrets.token_hex(12)
         ident = Ident(f"chatcmpl-{own}", int(time.time()))
@@ -162,8 +168,8 @@ class Exchange:
         pace = self._seconds_a_token()
         for _ in range(answer.completion_tokens if pace else 0):
             await asyncio.sleep(pace)
-            self._outcome.tokens_made += 1
-        self._outcome.tokens_made = answer.completion_tokens
+            self._count_made(1)
+        self._count_made(answer.completion_tokens - self._outcome.tokens_made)
         await asyncio.sleep(faults.seconds("think") + faults.seconds("finish_late"))
         if faults.on("gate_after"):
             await self._state.gate.wait()
@@ -255,7 +261,7 @@ class Exchange:
                 # Never more than a second behind: a burst would be no pace.
                 due = max(due + pace * step.tokens, loop.time() - 1)
                 await asyncio.sleep(due - loop.time())
-            self._outcome.tokens_made += step.tokens
+            self._count_made(step.tokens)
             await self._write(framing.add(step))
             if step.is_chunk:
                 self._state.records.sent(self._outcome, step.tokens)
@@ -294,6 +300,10 @@ class Exchange:
             await asyncio.sleep(0)
 
     # Both
+
+    def _count_made(self, tokens: int) -> None:
+        self._outcome.tokens_made += tokens
+        self._state.counted["generation_tokens", self._model] += tokens
 
     def _seconds_a_token(self) -> float:
         milliseconds = self._faults.count("pace")

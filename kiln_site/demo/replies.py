@@ -5,6 +5,7 @@ never does I/O.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +16,7 @@ from kiln_site.demo.faults import Faults
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
+METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
 HTML_PAGE: Final = (
     b"<!DOCTYPE html><html><head><title>502 Bad Gateway</title></head>"
     b"<body><h1>Bad Gateway</h1><p>proxy at 10.0.0.7:8000</p></body></html>"
@@ -97,6 +99,16 @@ def model_list(models: Sequence[str], created: int, context_window: int) -> Repl
         for model in models
     ]
     return Reply(200, JSON, dump({"object": "list", "data": data}))
+
+
+def metrics(models: Sequence[str], counted: Counter[tuple[str, str]], started: int) -> Reply:
+    """The token counters in Prometheus' text format, with vLLM's names and labels."""
+    lines = [f"process_start_time_seconds {started}.0"]
+    for kind in ("prompt_tokens", "generation_tokens"):
+        for model in models:
+            labels = f'{{engine="0",model_name="{model}"}}'
+            lines.append(f"vllm:{kind}_total{labels} {counted[kind, model]}.0")
+    return Reply(200, METRICS, "".join(f"{line}\n" for line in lines).encode())
 
 
 def completion(answer: Answer, ident: Ident, faults: Faults) -> Reply:

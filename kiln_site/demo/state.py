@@ -5,6 +5,7 @@ Used by the server's loop alone; of the rest only the records are safe for other
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from kiln_site.demo.records import Records
@@ -23,4 +24,6 @@ class State:
     records: Records = field(default_factory=Records)
     cache: PrefixCache = field(default_factory=PrefixCache)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    # Tokens since the start by kind and model, sent or not: what GET /metrics publishes.
+    counted: Counter[tuple[str, str]] = field(default_factory=Counter)
     created: int = field(default_factory=lambda: int(time.time()))

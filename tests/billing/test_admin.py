@@ -15,19 +15,26 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from billing import keys, organizations
+from billing import keys, organizations, refusals
 from billing.admin import records
 from billing.models import (
     ApiKey,
     CreditAccount,
+    Finding,
     GatewayWorker,
+    LedgerDigest,
     LedgerEntry,
+    Notice,
     Organization,
+    ReconciliationRun,
+    RefusalCount,
     UsageEvent,
 )
+from gateway.models import BackendReading
 from tests.billing.world import balance, served
 
-READ_ONLY = [CreditAccount, GatewayWorker, LedgerEntry, UsageEvent]
+READ_ONLY = [CreditAccount, GatewayWorker, LedgerEntry, RefusalCount, UsageEvent]
+NEVER_ADDED = [*READ_ONLY, BackendReading, Finding, LedgerDigest, Notice, ReconciliationRun]
 OURS = [model for model in admin.site._registry if model._meta.app_label in {"billing", "gateway"}]
 
 
@@ -76,7 +83,7 @@ def test_every_page_opens(page: Client, key: ApiKey, worker: GatewayWorker, mode
     if row is not None:
         assert page.get(path(model, f"{row.pk}/change/")).status_code == 200
         assert page.get(path(model, f"{row.pk}/history/")).status_code == 200
-    expected = 403 if model in READ_ONLY else 200
+    expected = 403 if model in NEVER_ADDED else 200
     assert page.get(path(model, "add/")).status_code == expected
 
 
@@ -85,6 +92,8 @@ def test_records_cannot_be_changed_or_deleted(
     page: Client, key: ApiKey, worker: GatewayWorker, model: Any
 ) -> None:
     served(key, worker)
+    refused = refusals.Refused(key.organization_id, key.pk, timezone.now(), 404, "model_not_found")
+    refusals.add({refused: 3})
     row = model._default_manager.first()
     content = page.get(path(model, f"{row.pk}/change/")).content.decode()
     assert 'type="submit"' not in content.replace('<button type="submit">Log out', "")
@@ -215,6 +224,79 @@ def test_with_its_permission_a_grant_is_offered(
     assert LedgerEntry.objects.filter(actor="clerk@kiln.test").count() == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "amount", "kind", "did"),
+    [
+        ("purchase", "2.5", "purchase", "purchased"),
+        ("adjust", "2.5", "adjustment", "adjusted"),
+        ("adjust", "-2.5", "adjustment", "adjusted"),
+    ],
+)
+def test_purchases_and_adjustments_go_through_the_ledger(
+    page: Client, acme: Organization, name: str, amount: str, kind: str, did: str
+) -> None:
+    where = path(Organization, f"{acme.pk}/{name}/")
+    assert where in page.get(path(Organization, f"{acme.pk}/change/")).text
+    assert "Balance now: 10 USD." in page.get(where).text
+    for _ in range(2):
+        assert page.post(where, {**GRANT, "amount": amount}).status_code == 302
+    line = LedgerEntry.objects.get(organization=acme, idempotency_key="invoice-7")
+    assert (line.kind, line.amount, line.actor) == (kind, Decimal(amount), "operator@kiln.test")
+    assert balance(acme) == 10 + Decimal(amount)
+    told = LogEntry.objects.first()
+    assert told is not None
+    assert f"{amount} USD {did} (ledger entry {line.pk})" in told.get_change_message()
+
+
+def refund_path(event: UsageEvent) -> str:
+    return path(UsageEvent, f"{event.pk}/refund/")
+
+
+def test_a_refund_goes_through_the_ledger(page: Client, key: ApiKey, worker: GatewayWorker) -> None:
+    event = served(key, worker)
+    assert refund_path(event) in page.get(path(UsageEvent, f"{event.pk}/change/")).text
+    assert "was charged 0.0000092 USD; 0.0000092 USD are left" in page.get(refund_path(event)).text
+    sent = {"amount": "0.0000002", "reason": "Slow", "idempotency_key": "t1"}
+    assert page.post(refund_path(event), sent).status_code == 302
+    line = LedgerEntry.objects.get(kind="refund")
+    assert (line.event, line.amount) == (event, Decimal("0.0000002"))
+    assert line.actor == "operator@kiln.test"
+    too_much = page.post(refund_path(event), {**sent, "amount": "1", "idempotency_key": "t2"})
+    assert "Only 0.000009 USD are left" in too_much.text
+    rest = {"amount": "", "reason": "All of it", "idempotency_key": "t3"}
+    assert page.post(refund_path(event), rest).status_code == 302
+    assert balance(key.organization) == 10
+    told = [entry.get_change_message() for entry in LogEntry.objects.order_by("pk")]
+    assert told[1].startswith("0.000009 USD refunded")
+
+
+def test_what_was_not_charged_has_no_refund(
+    page: Client, key: ApiKey, worker: GatewayWorker
+) -> None:
+    failed = served(key, worker, state="failed", status_code=502)
+    assert refund_path(failed) not in page.get(path(UsageEvent, f"{failed.pk}/change/")).text
+    assert page.get(refund_path(failed)).status_code == 404
+
+
+def test_moving_money_needs_its_permission(
+    key: ApiKey, worker: GatewayWorker, clerk: Callable[..., Client]
+) -> None:
+    event, organization = served(key, worker), key.organization
+    before = balance(organization)
+    browser = clerk(
+        *("view_organization", "change_organization", "view_ledgerentry", "view_usageevent")
+    )
+    for where in (
+        path(Organization, f"{organization.pk}/purchase/"),
+        path(Organization, f"{organization.pk}/adjust/"),
+        refund_path(event),
+    ):
+        assert browser.get(where).status_code == 403
+        assert browser.post(where, GRANT).status_code == 403
+    assert refund_path(event) not in browser.get(path(UsageEvent, f"{event.pk}/change/")).text
+    assert balance(organization) == before
+
+
 def test_the_admin_is_for_staff(acme: Organization, client: Client) -> None:
     answer = client.post(grant_path(acme), GRANT)
     assert answer.status_code == 302
@@ -224,6 +306,7 @@ def test_the_admin_is_for_staff(acme: Organization, client: Client) -> None:
 
 def issue(browser: Client, organization: Organization, **fields: str) -> Any:
     sent = {"organization": organization.pk, "name": "ci", "allowed_models": "[]", **fields}
+    sent.setdefault("spend_period", "none")
     return browser.post(path(ApiKey, "add/"), sent)
 
 
@@ -238,7 +321,8 @@ def test_a_key_is_shown_once(page: Client, acme: Organization, operator: Any) ->
         content = page.get(path(ApiKey, rest)).content.decode()
         assert secret not in content
         assert keys.digest(secret).hex() not in content
-        assert "digest" not in content
+        # The menu names the ledger's digests.
+        assert "digest" not in re.sub("ledger ?digest", "", content, flags=re.IGNORECASE)
     [entry] = LogEntry.objects.all()
     assert entry.action_flag == 1
     assert secret not in entry.object_repr + entry.change_message
@@ -261,19 +345,22 @@ def test_a_key_has_a_few_things_to_edit(page: Client, key: ApiKey, globex: Organ
     form = content[content.index('id="apikey_form"') :]
     named = set(re.findall(r'name="([a-z_0-9]+)"', form)) - {"csrfmiddlewaretoken"}
     assert {name for name in named if not name.startswith("_")} == {
-        *("name", "expires_at_0", "expires_at_1", "allowed_models")
+        *("name", "expires_at_0", "expires_at_1", "allowed_models", "spend_limit", "spend_period")
     } | {name for name in named if name.startswith("initial")}
     sent = {
         "name": "renamed",
         "allowed_models": '["a"]',
         "expires_at_0": "2090-01-01",
         "expires_at_1": "00:00",
+        "spend_limit": "2.5",
+        "spend_period": "day",
         "organization": globex.pk,
         "revoked_at": "2020-01-01",
     }
     assert page.post(path(ApiKey, f"{key.pk}/change/"), sent).status_code == 302
     changed = ApiKey.objects.get(pk=key.pk)
     assert (changed.name, changed.allowed_models) == ("renamed", ["a"])
+    assert (changed.spend_limit, changed.spend_period) == (Decimal("2.5"), "day")
     assert (changed.organization, changed.revoked_at) == (key.organization, None)
     assert changed.expires_at is not None
 
@@ -288,6 +375,40 @@ def test_keys_are_revoked_paused_and_resumed(page: Client, key: ApiKey) -> None:
     assert act("revoke").revoked_at is not None
     told = [entry.get_change_message() for entry in LogEntry.objects.order_by("pk")]
     assert told == ["Paused", "Resumed", "Revoked"]
+
+
+def rotate(browser: Client, key: ApiKey, hours: str) -> Any:
+    sent = {"action": "rotate", "_selected_action": [key.pk], "overlap_hours": hours}
+    return browser.post(path(ApiKey), sent)
+
+
+def test_a_rotated_key_shows_its_successor_once(page: Client, key: ApiKey) -> None:
+    answer = rotate(page, key, "2")
+    assert "no-store" in answer.headers["Cache-Control"]
+    [secret] = set(re.findall(r"sk-bk-\w{38}", answer.content.decode()))
+    _, successor = keys.authenticate(secret)
+    assert successor.name == key.name
+    old = ApiKey.objects.get(pk=key.pk)
+    assert old.expires_at is not None
+    assert timedelta(hours=1) < old.expires_at - timezone.now() <= timedelta(hours=2)
+    told = [entry.get_change_message() for entry in LogEntry.objects.order_by("pk")]
+    assert told[0] == "Rotated: works for 2 more hours"
+    assert secret not in "".join(told)
+
+
+@pytest.mark.parametrize("hours", ["", "-1", "1.5", "9999999999", "x"])
+def test_a_key_is_not_rotated_without_hours(page: Client, key: ApiKey, hours: str) -> None:
+    assert rotate(page, key, hours).status_code == 302
+    assert ApiKey.objects.filter(organization=key.organization).count() == 1
+
+
+def test_keys_are_rotated_one_by_one_and_while_they_live(page: Client, key: ApiKey) -> None:
+    other, _ = keys.issue(organization=key.organization, name="other")
+    sent = {"action": "rotate", "_selected_action": [key.pk, other.pk], "overlap_hours": "2"}
+    assert page.post(path(ApiKey), sent).status_code == 302
+    keys.revoke(other)
+    assert rotate(page, other, "2").status_code == 302
+    assert ApiKey.objects.filter(organization=key.organization).count() == 2
 
 
 def test_who_may_only_look_cannot_issue_or_revoke(

@@ -98,6 +98,10 @@ def test_issue_key_refuses_a_name_that_does_not_fit(acme: Organization, name: st
     [
         ["issue_key", "nobody"],
         ["grant_credits", "nobody", "5", "--reason=r", "--idempotency-key=k"],
+        ["record_purchase", "nobody", "5", "--reason=r", "--idempotency-key=k"],
+        ["adjust_credits", "nobody", "5", "--reason=r", "--idempotency-key=k"],
+        ["reverse_payment", "nobody", "x", "5", "--reason=r", "--idempotency-key=k"],
+        ["verify_ledger", "nobody"],
     ],
 )
 def test_an_unknown_organization_is_named(db: None, arguments: list[str]) -> None:
@@ -119,6 +123,45 @@ def test_grant_credits(acme: Organization) -> None:
         run("grant_credits", "Acme", "0", "--reason=gift", "--idempotency-key=k2")
 
 
+def test_record_purchase_and_reverse_payment(acme: Organization) -> None:
+    paid = ["record_purchase", "acme", "5", "--reason=Invoice 1", "--idempotency-key=invoice-1"]
+    told = facts(*paid)
+    assert (told["amount"], told["balance"]) == ("5", "15")
+    assert facts(*paid) == told
+    assert run(*paid).startswith("5 USD purchased by acme (line ")
+    back = ["reverse_payment", "acme", "invoice-1", "2", "--reason=r", "--idempotency-key=d1"]
+    assert facts(*back)["balance"] == "13"
+    assert facts(*back)["amount"] == "-2"
+    rest = ["reverse_payment", "acme", "invoice-1", "all", "--reason=r", "--idempotency-key=d2"]
+    assert facts(*rest)["balance"] == "10"
+    with pytest.raises(CommandError, match="Nothing is left of purchase"):
+        run(*rest[:-1], "--idempotency-key=d3")
+    with pytest.raises(CommandError, match="no purchase with the reference 'invoice-2'"):
+        run("reverse_payment", "acme", "invoice-2", "1", "--reason=r", "--idempotency-key=d4")
+
+
+def test_adjust_credits(acme: Organization) -> None:
+    because = ["--reason=r", "--idempotency-key=a1"]
+    assert facts("adjust_credits", "acme", "-2.5", *because)["balance"] == "7.5"
+    assert facts("adjust_credits", "acme", "-2.5", *because)["amount"] == "-2.5"
+    for amount, message in (("2.5", "was used before"), ("--1", "plain digits"), ("0", "zero")):
+        with pytest.raises(CommandError, match=message):
+            run("adjust_credits", *because, "--", "acme", amount)
+
+
+def test_refund_charge(key: ApiKey, worker: GatewayWorker) -> None:
+    event = served(key, worker)
+    part = ["refund_charge", str(event.pk), "0.0000002", "--reason=r", "--idempotency-key=t1"]
+    assert facts(*part)["balance"] == "9.999991"
+    assert run(*part).startswith("0.0000002 USD refunded to acme (line ")
+    rest = ["refund_charge", str(event.pk), "all", "--reason=r", "--idempotency-key=t2"]
+    assert facts(*rest) == facts(*rest)
+    assert facts(*rest)["balance"] == "10"
+    for generation_id, message in ((str(event.pk), "Nothing is left"), ("x", "No request has")):
+        with pytest.raises(CommandError, match=message):
+            run("refund_charge", generation_id, "1", "--reason=r", "--idempotency-key=t3")
+
+
 @pytest.mark.parametrize("scope", [[], ["--full"]])
 def test_reconcile(key: ApiKey, worker: GatewayWorker, scope: list[str]) -> None:
     served(key, worker)
@@ -128,20 +171,38 @@ def test_reconcile(key: ApiKey, worker: GatewayWorker, scope: list[str]) -> None
     told = facts("reconcile", *scope)
     assert str(left.generation_id) in told["closed_as_lost"]
     assert told["found"] == 0
-    assert [each["counted"] > 0 for each in told["invariants"]] == [True] * 3
+    counted = {each["name"]: each["counted"] for each in told["invariants"]}
+    assert all(counted[name] for name in ("balances", "charges", "costs", "trial_balance"))
+    is_full = {each["name"]: each["since"] is None for each in told["invariants"]}
+    assert is_full["charges"] == bool(scope)
+    assert not is_full["digests"]  # slow: everything only when asked for by name
+
+
+def test_reconcile_only_what_is_named(acme: Organization) -> None:
+    CreditAccount.objects.filter(pk=acme.pk).update(balance=11)
+    assert facts("reconcile", "--only=costs", "--only=stuck")["found"] == 0
+    assert list(facts("reconcile", "--only=lost")) == ["closed_as_lost", "invariants", "found"]
+    [slow] = facts("reconcile", "--full", "--only=digests")["invariants"]
+    assert slow["since"] is None
+    with pytest.raises(CommandError, match="1 found"):
+        run("reconcile", "--json", "--only=balances")
+    with pytest.raises(CommandError, match="invalid choice: 'everything'"):
+        run("reconcile", "--only=everything")
 
 
 def test_reconcile_prints_what_it_found_and_fails(acme: Organization) -> None:
     CreditAccount.objects.filter(pk=acme.pk).update(balance=11)
     out = StringIO()
-    with pytest.raises(CommandError, match="1 found; nothing was repaired"):
+    # The balance, and with it the trial balance.
+    with pytest.raises(CommandError, match="2 found; nothing was repaired"):
         call_command("reconcile", stdout=out)
-    assert "I1 balance = sum of the ledger: " in out.getvalue()
-    assert "\n  organization acme: balance 11, sum of the ledger 10\n" in out.getvalue()
+    assert "I1 balance = sum of the ledger\n" in out.getvalue()
+    told = "\n  balances: organization acme: balance 11, sum of the ledger 10\n"
+    assert told in out.getvalue()
     out = StringIO()
     with pytest.raises(CommandError):
         call_command("reconcile", "--json", stdout=out)
-    assert json.loads(out.getvalue())["found"] == 1
+    assert json.loads(out.getvalue())["found"] == 2
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +243,13 @@ def test_a_shell_sees_one_json_object_and_exit_codes(
 
 
 @pytest.mark.parametrize(
-    "command", ["create_organization", "issue_key", "grant_credits", "reconcile"]
+    "command",
+    [
+        *("create_organization", "grant_credits", "reconcile"),
+        *("issue_key", "rotate_key", "revoke_key"),
+        *("record_purchase", "reverse_payment", "adjust_credits", "refund_charge"),
+        "verify_ledger",
+    ],
 )
 def test_help_explains_the_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:

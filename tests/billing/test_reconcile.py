@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -10,7 +11,7 @@ from django.utils import timezone
 
 from billing import reconcile
 from billing.models import ApiKey, GatewayWorker, LedgerEntry, Organization, UsageEvent
-from tests.billing.world import COST, lift_triggers, served
+from tests.billing.world import COST, admission, admit, lift_triggers, orphan, served, silence
 
 PICODOLLAR = Decimal("0.000000000001")
 
@@ -18,7 +19,7 @@ PICODOLLAR = Decimal("0.000000000001")
 def findings() -> list[str]:
     """Return what is found now, of everything and of the last hour: a fresh break is in both."""
     everything, recent = (
-        [line for invariant in reconcile.INVARIANTS for line in invariant(since).findings]
+        [str(broken) for invariant in reconcile.INVARIANTS for broken in invariant(since).findings]
         for since in (None, timezone.now() - timedelta(hours=1))
     )
     assert everything == recent
@@ -112,6 +113,75 @@ def test_it_finds_a_second_charge(event: UsageEvent, acme: Organization) -> None
         organization=acme, kind="charge", amount=-COST, event=event, actor="intruder"
     )
     assert f"event {event.pk}: 2 charges" in findings()
+
+
+def test_it_finds_a_charge_whose_event_is_gone(event: UsageEvent) -> None:
+    lift_triggers()
+    orphan(LedgerEntry.objects.get(event=event))
+    line = LedgerEntry.objects.get(organization=event.organization, kind="charge")
+    told = findings()
+    assert f"event {event.pk}: cost 0.0000092, no charge" in told
+    assert f"charge {line.pk}: -0.0000092, its event {line.event_id} is missing" in told
+    LedgerEntry.objects.filter(pk=line.pk).update(event=event)  # or the database refuses the end
+
+
+def test_it_finds_a_failed_request_that_costs(key: ApiKey, worker: GatewayWorker) -> None:
+    failed = served(key, worker, state="failed", status_code=502)
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+            cursor.execute(
+                "ALTER TABLE billing_usageevent DROP CONSTRAINT usage_event_unpaid_while_unserved"
+            )
+        else:
+            cursor.execute("PRAGMA ignore_check_constraints = ON")
+        UsageEvent.objects.filter(pk=failed.pk).update(cost=COST)
+        if connection.vendor == "sqlite":
+            cursor.execute("PRAGMA ignore_check_constraints = OFF")
+    assert f"event {failed.pk}: cost 0.0000092 is not its tokens' cost" in findings()
+
+
+def test_a_look_lists_a_bounded_number(
+    key: ApiKey, worker: GatewayWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        served(key, worker)
+    UsageEvent.objects.filter(organization=key.organization).update(completion_tokens=11)
+    monkeypatch.setattr("billing.reconcile.usage.LISTED_MAX", 2)
+    assert len(reconcile.costs(None).findings) == 2
+
+
+def test_the_ledgers_by_kind_add_up_to_the_balances(event: UsageEvent, acme: Organization) -> None:
+    def sums() -> dict[str, Decimal]:
+        notes = (note.split() for note in reconcile.trial_balance(None).notes)
+        return {kind: Decimal(amount) for kind, amount in notes}
+
+    before = sums()
+    assert before["sum"] == before["balances"] == before["grant"] + before["charge"]
+    assert reconcile.trial_balance(None).findings == []
+    LedgerEntry.objects.create(organization=acme, kind="purchase", amount=5, actor="intruder")
+    after = sums()
+    assert after["sum"] - before["sum"] == after["purchase"] == 5
+    [broken] = reconcile.trial_balance(None).findings
+    assert broken.subject == "all accounts"
+
+
+def test_a_request_that_never_ends_is_found_while_its_process_lives(
+    key: ApiKey, worker: GatewayWorker, settings: Any
+) -> None:
+    settings.KILN_TOTAL_SECONDS = 100
+    young, old = (
+        admission(key, worker, created_at=timezone.now() - timedelta(seconds=age))
+        for age in (150, 170)
+    )
+    admit(young, old)
+    report = reconcile.stuck(None)
+    assert report.counted >= 2
+    [broken] = report.findings
+    assert broken.subject == f"event {old.generation_id}"
+    assert broken.detail.endswith(" UTC in tests:1")
+    silence(worker, 11)  # then it is the reaper's
+    assert reconcile.stuck(None).findings == []
 
 
 def test_what_is_older_is_left_to_the_full_run(event: UsageEvent) -> None:

@@ -4,7 +4,8 @@ import uuid
 
 import pytest
 from django.test import Client
-from django.urls import reverse
+from django.urls import get_resolver, reverse
+from django.utils import timezone
 
 from billing.models import ApiKey, Membership, Organization, UsageEvent
 from dashboard import access
@@ -55,7 +56,27 @@ def test_a_malformed_id_is_not_found(acme: Organization, text: str) -> None:
 
 def pages_of(organization: Organization, event: UsageEvent) -> list[str]:
     slug = organization.slug
-    return [reverse("requests", args=[slug]), reverse("request-detail", args=[slug, event.pk])]
+    month = f"{timezone.now():%Y-%m}"
+    return [
+        reverse("request-detail", args=[slug, event.pk]),
+        *(reverse(name, args=[slug]) for name in ("requests", "credits", "statements", "settings")),
+        *(
+            reverse(name, args=[slug, month])
+            for name in ("statement", "statement-csv", "statement-json")
+        ),
+    ]
+
+
+def test_every_page_of_an_organization_is_in_that_list(acme_key: Key) -> None:
+    event = world.request(acme_key[0])
+    routes = {
+        str(each.pattern)
+        for group in get_resolver().url_patterns
+        for each in getattr(group, "url_patterns", [])
+        if str(each.pattern).startswith("o/<slug:slug>/")
+    }
+    resolved = {get_resolver().resolve(page).route for page in pages_of(event.organization, event)}
+    assert routes == resolved
 
 
 def test_pages_of_another_organization_are_as_absent_ones(

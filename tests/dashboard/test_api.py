@@ -21,7 +21,7 @@ from dashboard import api
 from tests.dashboard import world
 
 Key = tuple[ApiKey, str]
-ADDRESSES = ["/v1/generations/x", "/v1/credits", "/v1/key"]
+ADDRESSES = ["/v1/generations/x", "/v1/credits", "/v1/key", "/v1/statements/2026-11"]
 
 
 def get(path: str, secret: str = "", **extra: Any) -> Any:
@@ -151,10 +151,32 @@ def test_a_key_describes_itself(acme_key: Key, globex_key: Key) -> None:
         "created_at": found["created_at"],
         "expires_at": None,
         "allowed_models": [],
-        "spend": "0.00000408",
-        "spend_since": f"{timezone.now():%Y-%m}-01T00:00:00.000000Z",
-        "organization": {"name": "Acme", "slug": "acme", "max_in_flight": 8},
+        "spend_limit": None,
+        "spend_period": "none",
+        "spend": "0.00000816",
+        "spend_since": None,
+        "spend_resets_at": None,
+        "organization": {
+            "name": "Acme",
+            "slug": "acme",
+            "max_in_flight": 8,
+            "requests_per_minute": None,
+            "tokens_per_minute": None,
+        },
     }
+
+
+def test_a_key_tells_its_limit_and_the_spend_of_its_period(acme_key: Key) -> None:
+    key, secret = acme_key
+    ApiKey.objects.filter(pk=key.pk).update(spend_limit=Decimal("0.50"), spend_period="month")
+    world.request(key)
+    world.request(key, at=timezone.now() - timedelta(days=40))
+    found = get("/v1/key", secret).json()
+    assert (found["spend_limit"], found["spend_period"]) == ("0.5", "month")
+    assert found["spend"] == "0.00000408"
+    assert found["spend_since"] == f"{timezone.now():%Y-%m}-01T00:00:00.000000Z"
+    assert re.fullmatch(r"\d{4}-\d\d-01T00:00:00\.000000Z", found["spend_resets_at"])
+    assert found["spend_resets_at"] > found["spend_since"]
 
 
 def test_a_key_that_spent_nothing(acme_key: Key) -> None:

@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from billing import organizations
+from billing import organizations, refusals
 from billing.models import ApiKey, Membership, Organization, UsageEvent
 from dashboard import pages, paging
 from dashboard.models import User
@@ -259,10 +259,38 @@ def test_a_list_costs_the_same_few_queries_however_long_it_is(
 ) -> None:
     for number in (1, 60):
         many(acme_key[0], number)
-        with django_assert_max_num_queries(8) as asked:
+        with django_assert_max_num_queries(9) as asked:
             page = client.get(LIST)
         assert page.status_code == 200
         assert not [q for q in asked if "COUNT(*)" in q["sql"].upper()]
+
+
+def refuse(key: ApiKey, times: int, *, hours_ago: int = 0, code: str = "model_not_found") -> None:
+    minute = timezone.now().replace(second=0, microsecond=0) - timedelta(hours=hours_ago)
+    refusals.add({refusals.Refused(key.organization_id, key.pk, minute, 404, code): times})
+
+
+def test_what_was_refused_is_summed_by_key_and_reason(client: Client, acme_key: Key) -> None:
+    assert "Refused in the last 24 hours" not in client.get(LIST).text
+    refuse(acme_key[0], 1200)
+    refuse(acme_key[0], 34, hours_ago=23)
+    refuse(acme_key[0], 5, hours_ago=25)
+    refuse(acme_key[0], 1, code="")
+    html = client.get(LIST).text
+    rows = re.findall(r"<td>404</td>\s*<td class=\"mono\">(.*?)</td>\s*<td .*?>(.*?)</td>", html)
+    assert rows == [("model_not_found", "1,234"), ("–", "1")]
+    assert f"…{acme_key[0].last4}" in html
+
+
+def test_nobody_sees_what_was_refused_of_others(
+    client: Client, acme_key: Key, globex_key: Key
+) -> None:
+    refuse(globex_key[0], 7)
+    assert "Refused in the last 24 hours" not in client.get(LIST).text
+    refuse(acme_key[0], 1)
+    html = client.get(LIST).text
+    assert html.count("model_not_found") == 1
+    assert globex_key[0].last4 not in html
 
 
 # --- One request ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 from django.utils import timezone
 
 from billing import keys, ledger, organizations, usage, workers
-from billing.models import ApiKey, Membership, Organization, UsageEvent
+from billing.models import ApiKey, LedgerEntry, Membership, Organization, UsageEvent
 from billing.pricing import Prices
 from dashboard.models import User
 
@@ -28,6 +28,20 @@ def person(email: str, *member_of: Organization, **fields: Any) -> User:
     for each in member_of:
         Membership.objects.create(user=user, organization=each)
     return user
+
+
+def line(
+    of: Organization, amount: Decimal, *, at: datetime | None = None, **fields: Any
+) -> LedgerEntry:
+    """Write a line of the ledger as of that moment, and move the balance with it."""
+    entry = LedgerEntry(
+        **{"organization": of, "kind": "adjustment", "actor": "tests", **fields}, amount=amount
+    )
+    if at is not None:
+        entry.created_at = at
+    with ledger.locked_accounts([of.pk]) as accounts:
+        ledger._post([entry], accounts)
+    return entry
 
 
 def key(of: Organization, name: str = "default") -> tuple[ApiKey, str]:

@@ -28,6 +28,14 @@ ALL: list[tuple[errors.ApiError, int, str, str | None]] = [
         "billing_error",
         "insufficient_credits",
     ),
+    (
+        errors.SpendLimitReached(
+            limit=Decimal(5), period="day", spent=Decimal(5), held=Decimal("0.10"), resets_at=UNTIL
+        ),
+        402,
+        "billing_error",
+        "spend_limit_reached",
+    ),
     (errors.InvalidRequest("m", param="n"), 400, "invalid_request_error", None),
     (errors.EmptyArray(), 400, "invalid_request_error", "empty_array"),
     (
@@ -45,6 +53,12 @@ ALL: list[tuple[errors.ApiError, int, str, str | None]] = [
     (errors.RequestTooLarge("m"), 413, "invalid_request_error", "request_too_large"),
     (errors.UnsupportedEncoding(), 415, "invalid_request_error", None),
     (errors.TooManyInFlight("m"), 429, "rate_limit_error", "rate_limit_exceeded"),
+    (
+        errors.RateLimitReached("m", param="requests_per_minute", retry_after=7, headers=[]),
+        429,
+        "rate_limit_error",
+        "rate_limit_exceeded",
+    ),
     (errors.InternalError(), 500, "server_error", "internal_error"),
     (errors.BackendFailed("m"), 502, "server_error", None),
     (errors.Unavailable("m"), 503, "service_unavailable", "no_backend_available"),
@@ -62,7 +76,8 @@ def test_one_of_each_is_here() -> None:
     def below(cls: type[errors.ApiError]) -> set[type[errors.ApiError]]:
         return {cls}.union(*map(below, cls.__subclasses__()))
 
-    assert {type(error) for error, *_ in ALL} == below(errors.ApiError) - {errors.ApiError}
+    ours = {cls for cls in below(errors.ApiError) if cls.__module__ == errors.__name__}
+    assert {type(error) for error, *_ in ALL} == ours - {errors.ApiError}
 
 
 @pytest.mark.parametrize(("error", "status", "kind", "code"), ALL, ids=lambda each: str(each))
@@ -125,6 +140,31 @@ def test_a_429_carries_no_hint_of_when() -> None:
     names = set(headers(errors.TooManyInFlight("m")))
     assert "retry-after" not in names
     assert not any("ratelimit" in name for name in names)
+
+
+def test_a_429_of_a_limit_per_minute_says_when() -> None:
+    of_requests = [("x-ratelimit-limit-requests", "60")]
+    error = errors.RateLimitReached("m", param="p", retry_after=7, headers=of_requests)
+    assert headers(error)["retry-after"] == "7"
+    assert headers(error)["x-ratelimit-limit-requests"] == "60"
+
+
+@pytest.mark.parametrize(
+    ("period", "resets_at", "words"),
+    [
+        ("day", UNTIL, "5 USD a day: 4.9 USD are spent and 0.1 USD are held"),
+        ("month", UNTIL, "It resets at 2030-01-31 18:00 UTC."),
+        ("none", None, "It never resets."),
+    ],
+)
+def test_a_402_of_a_spend_limit_says_when_it_resets(
+    period: str, resets_at: datetime | None, words: str
+) -> None:
+    spent, held = Decimal("4.90"), Decimal("0.1")
+    error = errors.SpendLimitReached(
+        limit=Decimal(5), period=period, spent=spent, held=held, resets_at=resets_at
+    )
+    assert words in error.message
 
 
 def test_a_402_says_what_there_is_in_plain_decimals() -> None:

@@ -2,11 +2,16 @@
 
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandParser
 
 from billing import ledger, organizations
-from billing.management.arguments import add_json, tell, usd
-from billing.money import plain
+from billing.management.arguments import (
+    add_because,
+    because,
+    refusals_told,
+    tell_movement,
+    usd,
+)
 
 
 class Command(BaseCommand):
@@ -18,38 +23,14 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("organization", help="Name or slug of the organization.")
         parser.add_argument("usd", metavar="USD", help="How much, as in 25 or 0.000001.")
-        parser.add_argument("--reason", required=True, help="Why; it stays in the ledger.")
-        parser.add_argument(
-            "--idempotency-key",
-            required=True,
-            metavar="KEY",
-            help="Names this grant, as in invoice-4711: the same key never grants twice.",
-        )
-        add_json(parser)
+        add_because(parser, example="welcome-2030")
 
     def handle(self, *args: Any, **options: Any) -> None:
         amount = usd(options["usd"])
-        try:
-            organization = organizations.find(options["organization"])
-            entry = ledger.grant(
-                organization=organization,
+        with refusals_told():
+            line = ledger.grant(
+                organization=organizations.find(options["organization"]),
                 amount=amount,
-                actor="command line",
-                reason=options["reason"],
-                idempotency_key=options["idempotency_key"],
+                **because(options),
             )
-        except (organizations.OrganizationNotFound, ledger.LedgerError) as refusal:
-            raise CommandError(str(refusal)) from None
-        balance = plain(organization.account.balance)
-        tell(
-            self.stdout,
-            options["json"],
-            {
-                "organization": organization.slug,
-                "ledger_entry": entry.pk,
-                "amount": plain(entry.amount),
-                "balance": balance,
-            },
-            f"{plain(entry.amount)} USD granted to {organization} (line {entry.pk}); "
-            f"its balance is {balance} USD.",
-        )
+        tell_movement(self.stdout, options, line, "granted to")
