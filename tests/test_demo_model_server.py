@@ -3,6 +3,7 @@
 `PROOFS` holds one proof for each fault of the table; a fault without one fails the suite.
 """
 
+import atexit
 import gzip
 import importlib.util
 import json
@@ -44,6 +45,7 @@ WEATHER = {
 CLOCK = {"type": "function", "function": {"name": "clock", "description": "Tell the time."}}
 # One for all: each client reads the system's certificates anew, which takes longer than a test.
 CLIENT = httpx.Client(timeout=5)
+atexit.register(CLIENT.close)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,6 +5,7 @@ it through a real gateway, on both ASGI servers. Claims about one model's own an
 on the demo model server, which gives such answers when it is asked to.
 """
 
+import atexit
 import json
 import os
 import re
@@ -44,6 +45,7 @@ NAMED = {"type": "function", "function": {"name": "get_weather"}}
 USAGE_ASKED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 # One for all: each client reads the system's certificates anew, which takes longer than a test.
 CLIENT = httpx.Client(timeout=60)
+atexit.register(CLIENT.close)
 
 
 @dataclass(frozen=True)
