@@ -6,7 +6,7 @@ model that the file does not list is never touched, and a price version is never
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -192,6 +192,13 @@ def load(entries: list[ModelEntry]) -> Loaded:
                 loaded.changed.extend([entry.id] if changed else [])
                 loaded.repriced.extend([entry.id] if repriced else [])
     return loaded
+
+
+def withdraw(*, except_for: Collection[str]) -> None:
+    """Serve no other model than these; what is withdrawn is neither listed nor lost."""
+    CatalogModel.objects.exclude(model_id__in=except_for).update(
+        status=CatalogModel.Status.COMING_SOON
+    )
 
 
 def _model_columns(entry: ModelEntry) -> dict[str, Any]:

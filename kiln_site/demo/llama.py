@@ -193,6 +193,8 @@ def _serve(options: argparse.Namespace, path: Path) -> Any:
     params.cpuparams_batch.n_threads = options.threads
     params.warmup = True
     params.use_jinja = True
+    # What is asked without a temperature: a model this small makes things up at its usual 0.8.
+    params.sampling.temp = 0.0
     params.sse_ping_interval = options.ping
     params.ui = False
     template = options.template or (TOOLS_TEMPLATE if options.model == "smollm2" else None)

@@ -55,6 +55,8 @@ class Seeded:
 def seed(models: list[ModelEntry], *, with_history: bool) -> Seeded:
     """Load `models` and make what is missing of the demo's world."""
     catalog_file.load(models)
+    # An earlier start may have served others, whose server is gone.
+    catalog_file.withdraw(except_for=[model.id for model in models])
     organization, is_new = organizations.create(
         name="Demo Inc", actor="demo", opening_credits=CREDITS
     )

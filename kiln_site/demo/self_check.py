@@ -8,6 +8,7 @@ import httpx
 
 from billing import reconcile
 from billing.models import LedgerEntry, UsageEvent
+from billing.money import plain
 
 _COST = re.compile(r'"cost":([0-9.]+)')
 
@@ -36,7 +37,7 @@ def run(base_url: str, secret: str, model: str) -> Iterator[str]:
             headers={"Authorization": f"Bearer {secret}"},
             timeout=60,
         )
-        yield f"{'streamed' if stream else 'plain'} request: {_agree(answer)} USD"
+        yield f"{'streamed' if stream else 'plain'} request: {plain(_agree(answer))} USD"
     for invariant in reconcile.INVARIANTS:
         report = invariant(None)
         if report.findings:

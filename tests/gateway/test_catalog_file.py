@@ -329,3 +329,12 @@ def test_the_command(db: None, tmp_path: Path) -> None:
         run()
     with pytest.raises(CommandError, match=r"nothing\.toml: No such file"):
         call_command("load_catalog", str(tmp_path / "nothing.toml"))
+
+
+def test_what_is_withdrawn_is_kept_but_not_served(db: None) -> None:
+    catalog_file.load(catalog_file.parse(WHOLE))
+    served = CatalogModel.objects.create(model_id="served", context_window=1)
+    catalog_file.withdraw(except_for=["served"])
+    statuses = dict(CatalogModel.objects.values_list("model_id", "status"))
+    assert statuses.pop("served") == served.status == "serving"
+    assert set(statuses.values()) == {"coming_soon"}
