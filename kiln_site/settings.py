@@ -134,7 +134,11 @@ def _database() -> dict[str, Any]:
         # Gives up soon on a database that is away, and finds it soon when it is back: settlements
         # wait two seconds before they are spooled.
         database["OPTIONS"] = {
-            "pool": {"min_size": 1, "max_size": 16, "timeout": 2, "reconnect_timeout": 1}
+            "pool": {"min_size": 1, "max_size": 16, "timeout": 2, "reconnect_timeout": 1},
+            # The writer sends the same dozen statements for ever: prepared, they cost PostgreSQL
+            # no planning. A pooler between must keep prepared statements (PgBouncer 1.21 does).
+            "server_side_binding": True,
+            "prepare_threshold": 3,
         }
         database["CONN_HEALTH_CHECKS"] = True
     return database
