@@ -18,7 +18,7 @@ from typing import TypedDict, Unpack, cast
 from uuid import UUID
 
 from django.core.exceptions import ValidationError
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import Sum
 
 from billing.models import CreditAccount, LedgerEntry, Organization, UsageEvent
@@ -33,20 +33,15 @@ class LedgerError(Exception):
 
 @contextmanager
 def locked_accounts(
-    organization_ids: Iterable[int], *, wait_ms: int | None = None
+    organization_ids: Iterable[int],
 ) -> Iterator[dict[int, CreditAccount]]:
     """Open a transaction that holds the rows of these accounts, and yield them by organization.
-
-    With `wait_ms`, PostgreSQL raises OperationalError where a lock takes longer to get.
 
     The locks are its first statement and are taken in one order by everybody, so two batches
     cannot wait for each other. What is counted under them must be read by a later statement:
     one that locks and counts at once counts with the snapshot from before it got the lock.
     """
     with transaction.atomic():
-        if wait_ms is not None and connection.vendor == "postgresql":
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{wait_ms}ms"])
         rows = (
             CreditAccount.objects.select_for_update()
             .filter(pk__in=set(organization_ids))

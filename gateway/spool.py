@@ -95,15 +95,20 @@ class Spool:
             self._file = None
 
     def _open(self) -> int:
-        if self._file is None:
+        while self._file is None:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            folder = os.open(self._folder, os.O_RDONLY)
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                os.fsync(folder)  # the file's name must survive a crash as well
-            finally:
-                os.close(folder)
+                fcntl.flock(file, fcntl.LOCK_EX)
+                _sync_folder(self._folder)
+            except OSError:
+                os.close(file)
+                raise
+            # Before the lock it looked like the file of a dead process, which others remove.
+            if os.fstat(file).st_nlink:
+                self._file = file
+            else:
+                os.close(file)
         return self._file
 
 
@@ -160,6 +165,15 @@ def _set_aside(path: Path, line: bytes) -> None:
     file = os.open(path.with_suffix(".rejected"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         _write_all(file, line)
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Let the names of new files survive a crash as well."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
         os.fsync(file)
     finally:
         os.close(file)

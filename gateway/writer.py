@@ -18,6 +18,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -48,9 +49,10 @@ _GROUP_MAX = 256
 _SETTLE_WITHIN_SECONDS = 2.0
 _AGAIN_SECONDS = 0.2
 _REPLAY_EVERY_SECONDS = 1.0
-_ORPHANS_EVERY_SECONDS = 10.0
+_ORPHANS_EVERY_SECONDS = 2.0
 
 _FAILURES = (DatabaseError, InterfaceError)
+_configured = threading.local()
 # What the same operation would meet again; everything else may pass with time.
 _FINAL = (DataError, IntegrityError, ProgrammingError, NotSupportedError)
 
@@ -125,7 +127,7 @@ class Writer(threading.Thread):
             is_over = self.step()
         self._spool_all(self._waiting)
         self._spool.close()
-        connection.close()
+        _give_connection_back()
 
     def step(self) -> bool:
         """Commit what is queued, then replay what is spooled; return whether that was the last."""
@@ -139,7 +141,7 @@ class Writer(threading.Thread):
         except Exception:
             # A fault of ours must not end the thread: everybody would wait for ever.
             log.exception("the writer failed on %d operations", len(group))
-            connection.close()
+            _give_connection_back()
             self._answer(group, [Unavailable(NO_DATABASE)] * len(group))
         return False
 
@@ -188,7 +190,7 @@ class Writer(threading.Thread):
         except _FAILURES as error:
             log.warning("commit of %d operations failed: %s", len(group), error)
             is_away = connection.connection is None
-            connection.close()
+            _give_connection_back()
             if is_away:
                 self._put_off(group)
             else:
@@ -208,7 +210,7 @@ class Writer(threading.Thread):
                 self._answer([operation], [Unavailable(NO_DATABASE)])
             except _FAILURES as error:
                 is_away = connection.connection is None
-                connection.close()
+                _give_connection_back()
                 log.warning("%s: %s", operation.admission.generation_id, error)
                 # With the database away each further try would only wait for its time-out.
                 self._put_off(group[position:] if is_away else [operation])
@@ -237,7 +239,8 @@ class Writer(threading.Thread):
         ]
         organizations = {operation.admission.organization_id for operation in group}
         results: dict[int, Any] = {}
-        with ledger.locked_accounts(organizations, wait_ms=_LOCK_WAIT_MS) as accounts:
+        _wait_briefly_for_locks()
+        with ledger.locked_accounts(organizations) as accounts:
             if settlements:
                 _note(results, settlements, usage.settle(settlements, accounts))
             if admissions:
@@ -297,10 +300,30 @@ class Writer(threading.Thread):
                 if orphans := spool.replay_orphans(self._folder, settle_again):
                     log.warning("replayed %d settlements of dead processes", len(orphans))
         except _FAILURES as error:
-            connection.close()
+            _give_connection_back()
             log.warning("the spool waits for the database: %s", error)
         except OSError as error:
             log.error("the spool could not be read: %s", error)
+
+
+def _wait_briefly_for_locks() -> None:
+    """Set the lock time-out of this thread's connection, once for each new one."""
+    if connection.vendor != "postgresql":
+        return
+    connection.ensure_connection()
+    if getattr(_configured, "connection", None) is not connection.connection:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET lock_timeout = '{_LOCK_WAIT_MS}ms'")
+        _configured.connection = connection.connection
+
+
+def _give_connection_back() -> None:
+    """Close this thread's connection; the pool may hand it to others, who wait for locks."""
+    if connection.vendor == "postgresql" and connection.connection is not None:
+        with suppress(*_FAILURES), connection.cursor() as cursor:
+            cursor.execute("RESET lock_timeout")
+    _configured.connection = None
+    connection.close()
 
 
 def settle_again(settlements: list[usage.Settlement]) -> list[usage.Settlement]:
