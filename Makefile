@@ -2,6 +2,7 @@
 #   make demo     look around: http://localhost:8000, SQLite under var/demo
 #   make test     all tests; also on PostgreSQL where KILN_TEST_POSTGRES_URL is set
 #   make check    what CI checks: format, lint, types, imports, migrations, deployment, tests
+#   make chaos    kill and crash real processes under load, and compare the books (5 minutes)
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 # pytest's options, as in: make test ARGS="tests/test_document.py -x"
 ARGS ?= -n 2
 
-.PHONY: demo test lint check format requirements realserver
+.PHONY: demo test lint check chaos format requirements realserver
 
 demo: $(VENV)/.runtime $(if $(MODEL),$(VENV)/.realserver)
 	@$(BIN)/python manage.py demo $(if $(MODEL),--model $(MODEL)) $(if $(PORT),--port $(PORT)) $(DEMO_ARGS)
@@ -34,6 +35,13 @@ lint: $(VENV)/.dev
 	$(production) $(BIN)/python manage.py check --deploy --fail-level WARNING
 
 check: lint test
+
+# Kill, crash, pause and starve real gateway processes; needs PostgreSQL's server programs. See
+# docs/reliability.md; make chaos CHAOS="--help" for the options.
+CHAOS ?= --requests 10000
+
+chaos: $(VENV)/.dev
+	$(BIN)/python -m tests.chaos $(CHAOS)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
