@@ -23,6 +23,13 @@ else:
     _Field = models.Field  # generic in the stubs only
 
 
+class PlainDecimalField(forms.DecimalField):
+    """Shows an amount in plain decimals, where Django would show 0E-12 for nothing."""
+
+    def prepare_value(self, value: Any) -> Any:
+        return plain(value) if isinstance(value, Decimal) else value
+
+
 class ExactDecimalField(_Field):
     """A Decimal of fixed `places`, stored as a whole number of the smallest unit in a BIGINT.
 
@@ -74,7 +81,7 @@ class ExactDecimalField(_Field):
     def formfield(self, **kwargs: Any) -> Any:
         return super().formfield(
             **{
-                "form_class": forms.DecimalField,
+                "form_class": PlainDecimalField,
                 "decimal_places": self.places,
                 "max_digits": 7 + self.places,
                 **kwargs,

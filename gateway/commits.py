@@ -99,10 +99,6 @@ class Commits:
     def is_open(self, generation_id: uuid.UUID) -> bool:
         return generation_id in self._open
 
-    @property
-    def open_count(self) -> int:
-        return len(self._open)
-
     def stop(self) -> None:
         """Commit or spool what was handed over, then end the threads."""
         self._writer.stop()

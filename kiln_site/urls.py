@@ -5,6 +5,10 @@ from django.urls import include, path, re_path
 
 from gateway import views
 
+admin.site.site_header = "Kiln operators"
+admin.site.site_title = "Kiln"
+admin.site.index_title = "Operations"
+
 handler400 = "kiln_site.handlers.bad_request"
 handler404 = "kiln_site.handlers.not_found"
 handler500 = "kiln_site.handlers.server_error"

@@ -213,6 +213,9 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "verbose_name": "API key",
+            },
         ),
         migrations.CreateModel(
             name="Finding",

@@ -52,6 +52,7 @@ class ApiKey(models.Model):
     )
 
     class Meta:
+        verbose_name = "API key"
         constraints: ClassVar = [
             UniqueConstraint(
                 name="api_key_live_name_once",
