@@ -30,6 +30,9 @@ def _cell(value: Cell) -> str:
         return ""
     if isinstance(value, Decimal):
         return plain(value)
-    if isinstance(value, str) and value.startswith(_FORMULA_BEGINS):
+    # Spreadsheets pass over blanks before a formula.
+    if isinstance(value, str) and (
+        value.startswith(_FORMULA_BEGINS) or value.lstrip().startswith(_FORMULA_BEGINS)
+    ):
         return f"'{value}"
     return str(value)

@@ -98,10 +98,14 @@ class Meter:
         if not isinstance(choices, list) or not choices:
             # Nothing but usage, or nothing at all; strict clients die on such a chunk.
             if has_usage:
+                # Its ID is the stream's: stray chunks have an empty one.
+                known = self._envelope.get("id")
                 self._envelope.update(chunk)
+                if known:
+                    self._envelope["id"] = known
             return None
-        if not self._envelope:
-            self._envelope = {name: chunk[name] for name in _ENVELOPE if name in chunk}
+        if not self._envelope.get("id"):
+            self._envelope.update({name: chunk[name] for name in _ENVELOPE if name in chunk})
         for choice in choices:
             self._read_choice(choice)
         if chunk.get("model") != self._expected.model:

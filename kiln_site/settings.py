@@ -271,9 +271,9 @@ LOGGING = {
         }
     },
     "root": {"handlers": ["stderr"], "level": env.str("LOG_LEVEL", default="INFO")},
-    # uvicorn's access log has handlers of its own, and prints addresses whole.
+    # uvicorn's access log prints addresses whole: it goes through our handler and its filter.
     "loggers": {
-        "uvicorn.access": {"filters": ["redact_keys"]},
+        "uvicorn.access": {"handlers": ["stderr"], "propagate": False},
         # Scanners send wrong hosts all day; each got its 400, none is worth a traceback.
         "django.security.DisallowedHost": {"level": "CRITICAL"},
     },

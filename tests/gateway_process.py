@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from queue import Empty, Queue
 
 SERVERS = {
-    "uvicorn": ["-m", "uvicorn", "kiln_site.asgi:application", "--port", "0", "--no-access-log"],
+    "uvicorn": ["-m", "uvicorn", "kiln_site.asgi:application", "--port", "0"],
     "daphne": ["-m", "daphne", "-b", "127.0.0.1", "-p", "0", "kiln_site.asgi:application"],
 }
 _READY = re.compile(r"(?:running on http://|Listening on TCP address )127\.0\.0\.1:(\d+)")

@@ -131,7 +131,7 @@ def test_the_csv_adds_up(client: Client, march: Organization) -> None:
     assert [row["day"] for row in rows] == ["2026-03-01", "2026-03-01", "2026-03-20", "2026-04-01"]
 
 
-@pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t", "\r", "\n"])
+@pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t", "\r", "\n", " =", " \t@"])
 def test_no_cell_is_a_formula(begin: str) -> None:
     text = exports.csv_text(["a"], [[f"{begin}1+1"]])
     [_, [cell]] = csv.reader(StringIO(text, newline=""))
