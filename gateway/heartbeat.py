@@ -45,6 +45,8 @@ class Heartbeat(threading.Thread):
         self._is_over = threading.Event()
         self._last_beat = -1e9
         self._admit_from = 0.0
+        self._awake = monotonic()
+        self._was_paused = False  # and has not given up its slots yet
 
     def beat(self) -> None:
         """Beat once. Raises DatabaseError."""
@@ -63,20 +65,27 @@ class Heartbeat(threading.Thread):
         return now - self._last_beat <= self._ttl_seconds and now >= self._admit_from
 
     def run(self) -> None:
-        awake = monotonic()
+        self._awake = monotonic()
         while not self._is_over.wait(self._seconds):
-            # Not the time of the last beat: with the database away nobody else admits either.
-            was_paused = monotonic() - awake > self._ttl_seconds
-            awake = monotonic()
-            try:
-                if was_paused:
-                    self._give_up_slots()
-                self.beat()
-                self._tidy()
-            except (DatabaseError, InterfaceError) as error:
-                log.error("heartbeat failed: %s", error)
-            finally:
-                close_old_connections()
+            self.turn()
+
+    def turn(self) -> None:
+        """Beat and tidy, as far as the database can be reached."""
+        now = monotonic()
+        # Not the time of the last beat: with the database away nobody else admits either.
+        if now - self._awake > self._ttl_seconds:
+            self._was_paused = True
+        self._awake = now
+        try:
+            if self._was_paused:
+                self._give_up_slots()
+                self._was_paused = False  # no beat before that, however often it has to be tried
+            self.beat()
+            self._tidy()
+        except (DatabaseError, InterfaceError) as error:
+            log.error("heartbeat failed: %s", error)
+        finally:
+            close_old_connections()
 
     def stop(self) -> None:
         """Say that this worker ends, as far as the database can be told."""

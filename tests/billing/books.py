@@ -5,7 +5,7 @@ added up here, in Python: what SQL says is what is to be proven.
 """
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -20,7 +20,7 @@ _PAID = {"succeeded", "cancelled"}
 _NEVER_CHANGES = ["id", "organization_id", "api_key_id", "worker_id", "hold", "created_at"]
 _NEVER_CHANGES += ["input_price", "cached_input_price", "output_price", "model"]
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def read(organizations: Collection[int]) -> Books:
     of = {"organization__in": organizations}
     return Books(
         balances=dict(CreditAccount.objects.filter(**of).values_list("pk", "balance")),
-        lines=list(LedgerEntry.objects.filter(**of).order_by("pk").values()),
+        lines=[*LedgerEntry.objects.filter(**of).order_by("pk").values()],
         events={row["id"]: row for row in UsageEvent.objects.filter(**of).values()},
         spends=dict(
             KeySpend.objects.filter(api_key__organization__in=organizations)

@@ -1,17 +1,22 @@
 """Amounts: exact between Decimal and database, plain as text, never rounded, never a float."""
 
+import json
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
-from hypothesis import given
+from django.db.models import Sum
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from billing.fields import MoneyField, PriceField
+from billing.models import LedgerEntry, Organization
 from billing.money import MONEY_MAX, plain
 
 AMOUNTS = st.decimals(-MONEY_MAX, MONEY_MAX, places=12)
+# A line of a ledger: not zero, and eight of them within what an account can hold.
+MOVED = st.decimals(-MONEY_MAX / 8, MONEY_MAX / 8, places=12).filter(bool)
 PRICES = st.decimals(0, MONEY_MAX, places=6)
 
 
@@ -36,6 +41,24 @@ def test_a_sum_in_the_database_is_the_sum(amounts: list[Decimal]) -> None:
     assert MoneyField().from_db_value(stored, None, None) == sum(amounts)
 
 
+@given(st.lists(MOVED, min_size=1, max_size=8))
+@settings(
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_amounts_and_their_sum_survive_the_real_database(
+    acme: Organization, amounts: list[Decimal]
+) -> None:
+    lines = LedgerEntry.objects.bulk_create(
+        LedgerEntry(organization=acme, kind="adjustment", amount=amount, actor="tests")
+        for amount in amounts
+    )
+    stored = LedgerEntry.objects.filter(pk__in=[line.pk for line in lines]).order_by("pk")
+    assert [line.amount for line in stored] == amounts
+    assert stored.aggregate(Sum("amount")) == {"amount__sum": sum(amounts)}
+
+
 @given(PRICES)
 def test_a_price_is_stored_in_picodollars_per_token(price: Decimal) -> None:
     assert PriceField().get_prep_value(price) == price * 10**6
@@ -48,6 +71,11 @@ def test_the_text_is_plain_and_exact(amount: Decimal) -> None:
     assert set(text) <= set("-0123456789.")
     assert not text.startswith("-0") or "." in text
     assert "." not in text or text[-1] not in "0."
+
+
+@given(AMOUNTS)
+def test_the_text_is_a_number_of_json(amount: Decimal) -> None:
+    assert json.loads(plain(amount), parse_int=Decimal, parse_float=Decimal) == amount
 
 
 @pytest.mark.parametrize(

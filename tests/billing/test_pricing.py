@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.fields import MoneyField
+from billing.money import plain
 from billing.pricing import Prices, cost, hold
 
 TOKENS = st.integers(0, 10**6)
@@ -34,6 +35,26 @@ def test_a_cost_is_a_whole_number_of_picodollars(
         uncached * prices.input + cached * prices.cached_input + completion * prices.output
     )
     assert MoneyField().get_prep_value(charged) == charged * 10**12
+
+
+@given(TOKENS, TOKENS, TOKENS, TOKENS, PRICES)
+def test_two_requests_cost_what_one_of_all_their_tokens_costs(
+    prompt: int, completion: int, more_prompt: int, more_completion: int, prices: Prices
+) -> None:
+    apart = cost(Tokens(prompt, 0, completion), prices) + cost(
+        Tokens(more_prompt, more_prompt, more_completion), prices
+    )
+    together = Tokens(prompt + more_prompt, more_prompt, completion + more_completion)
+    assert apart == cost(together, prices)
+
+
+@given(TOKENS, TOKENS, TOKENS, PRICES)
+def test_the_text_of_a_cost_is_the_cost(
+    uncached: int, cached: int, completion: int, prices: Prices
+) -> None:
+    charged = cost(Tokens(uncached + cached, cached, completion), prices)
+    assert Decimal(plain(charged)) == charged
+    assert "E" not in plain(charged)
 
 
 @given(TOKENS, TOKENS, st.integers(1, 8), PRICES)

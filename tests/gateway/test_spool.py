@@ -1,5 +1,6 @@
 """The spool: what was synced is settled once, whatever happens in between."""
 
+import fcntl
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -104,6 +105,22 @@ def test_another_process_leaves_the_file_of_a_live_one_alone(
     mine.close()  # as the end of its process does
     assert len(spool.replay_orphans(tmp_path, books.settle)) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_file_that_another_process_took_for_a_dead_ones_is_made_again(
+    mine: spool.Spool, books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+
+    def late(file: int, how: int) -> None:
+        monkeypatch.undo()
+        spool.replay_orphans(tmp_path, books.settle)  # between the opening and the lock
+        flock(file, how)
+
+    monkeypatch.setattr("fcntl.flock", late)
+    mine.append([settlement()])
+    assert len(list(tmp_path.glob("*.jsonl"))) == 1
+    assert len(mine.replay(books.settle)) == 1
 
 
 def test_a_line_that_was_cut_off_is_passed_over(
