@@ -58,7 +58,7 @@ async def _lifespan(receive: Any, send: Any) -> None:
             except Unavailable:
                 # It serves 503 until the database answers; a restart would not bring that nearer.
                 log.error("no database yet; requests get 503 until it answers")
-            _collect_garbage_seldom()
+            _freeze_what_was_imported()
             await send({"type": "lifespan.startup.complete"})
         else:
             try:
@@ -70,15 +70,13 @@ async def _lifespan(receive: Any, send: Any) -> None:
             return
 
 
-def _collect_garbage_seldom() -> None:
-    """Leave what was imported out of every later collection, and collect less often.
+def _freeze_what_was_imported() -> None:
+    """Leave what was imported out of every later collection.
 
-    A full collection walks all of Django and stops the loop for 50 ms: p99 at saturation was
-    92 to 110 ms with Python's own thresholds and is 37 to 50 ms with these.
+    A full collection walks all of Django and stops the loop: p99 at saturation was 92 to 110 ms.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
 
 
 def _drain_on_signal(loop: asyncio.AbstractEventLoop) -> None:

@@ -348,7 +348,7 @@ def sent(api: Api, text: str, **fields: Any) -> Iterator[ReceivedRequest]:
     )
     with socket.create_connection(("127.0.0.1", api.gateway.port), timeout=60) as connection:
         connection.sendall(head.encode() + content)
-        [request] = api.backend.wait_for_requests(1, timeout=30)
+        *_, request = api.backend.wait_for_requests(1, timeout=30)
         yield request
 
 
