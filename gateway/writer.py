@@ -248,9 +248,9 @@ class Writer(threading.Thread):
         return [results.get(id(operation.what)) for operation in group]
 
     def _answer(self, group: Sequence[Operation], results: Iterable[Any]) -> None:
-        """Wake who waits, each event loop once."""
-        loops: dict[asyncio.AbstractEventLoop, list[tuple[Operation, Any]]] = {}
-        for operation, result in zip(group, results, strict=True):
+        """Close what needs no more of this process, and wake who waits."""
+        answers = list(zip(group, results, strict=True))
+        for operation, result in answers:
             admission = operation.admission
             if operation.is_settlement:
                 self._refused.discard(admission.generation_id)
@@ -258,8 +258,7 @@ class Writer(threading.Thread):
             elif isinstance(result, Exception):
                 self._refused.add(admission.generation_id)
                 self._on_closed(admission)
-            loops.setdefault(operation.loop, []).append((operation, result))
-        _wake(loops)
+        _wake(answers)
 
     # --- the spool --------------------------------------------------------------------------------
 
@@ -279,11 +278,9 @@ class Writer(threading.Thread):
             self._answer(operations, [Unavailable(NO_DATABASE)] * len(operations))
             return
         log.warning("spooled %d settlements", len(settlements))
-        loops: dict[asyncio.AbstractEventLoop, list[tuple[Operation, Any]]] = {}
         # Not closed yet: this process answers for them until they are replayed.
-        for operation, settlement in zip(operations, settlements, strict=True):
-            loops.setdefault(operation.loop, []).append((operation, settlement.cost))
-        _wake(loops)
+        costs = [settlement.cost for settlement in settlements]
+        _wake(list(zip(operations, costs, strict=True)))
 
     def _replay(self) -> None:
         """Settle what is spooled, by this process or by dead ones, when it is time to."""
@@ -345,10 +342,14 @@ def _note(results: dict[int, Any], operations: Sequence[Any], answers: Sequence[
         results[id(operation)] = answer
 
 
-def _wake(loops: dict[asyncio.AbstractEventLoop, list[tuple[Operation, Any]]]) -> None:
-    for loop, answers in loops.items():
+def _wake(answers: Sequence[tuple[Operation, Any]]) -> None:
+    """Tell who waits, each event loop once."""
+    loops: dict[asyncio.AbstractEventLoop, list[tuple[Operation, Any]]] = {}
+    for operation, result in answers:
+        loops.setdefault(operation.loop, []).append((operation, result))
+    for loop, theirs in loops.items():
         try:
-            loop.call_soon_threadsafe(_set_results, answers)
+            loop.call_soon_threadsafe(_set_results, theirs)
         except RuntimeError:  # the loop has ended: nobody waits any more
             continue
 
